@@ -1,0 +1,40 @@
+# The two commands of a newcomer: `make demo` and `make test`. Each prepares its own virtual environment.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test check lint types bench soak clean
+
+demo: $(READY)
+	$(BIN)/python examples/collectives.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: lint types test
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+# Against Gloo, and against MPI where it is installed (Debian: openmpi-bin). Not part of `make test`: it measures.
+bench: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
+	$(BIN)/python benchmarks/reach.py
+
+# Longer than a test may take: thousands of operations, deaths and re-formed groups.
+soak: $(READY)
+	$(BIN)/python -m pytest --override-ini=addopts= -m soak --timeout 3600
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Paceline needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

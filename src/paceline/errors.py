@@ -1,0 +1,83 @@
+"""One tree of errors; each names the peer or member, the operation and, where there is one, the remedy.
+
+    PacelineError
+    ├── WireError               bytes between two members
+    │   ├── ConnectionLost      the other side closed, reset or died
+    │   ├── DeadlineExceeded    a wait took longer than it was allowed (also a TimeoutError)
+    │   ├── HandshakeRefused    the other side did not prove that it belongs to the run
+    │   ├── ProtocolError       bytes that are not a frame of ours, or over a limit
+    │   └── AddressError        cannot listen or connect: port in use, unknown host, nobody there
+    ├── CallFailed              the handler on the other side of a request raised
+    ├── OutOfSharedMemory       the host cannot give the memory that was asked for (also a MemoryError)
+    └── GroupError              a group of members can no longer work together
+        ├── PeerLost            a member died or became unreachable
+        ├── Mismatch            members called different operations, or with different tensors
+        ├── GroupAborted        somebody called abort
+        └── GroupClosed         used after close
+
+A `GroupError` ends its group: every later call on it raises the same error. Form a new group over who is left.
+Wrong arguments, which only the caller can repair, are plain `ValueError` and `TypeError` raised before anything is sent.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """The root of all errors that Paceline raises on its own account."""
+
+
+class WireError(PacelineError):
+    """Something went wrong between two members."""
+
+
+class ConnectionLost(WireError):
+    """The other side closed the connection, reset it or died."""
+
+
+class DeadlineExceeded(WireError, TimeoutError):
+    """A wait took longer than it was allowed."""
+
+
+class HandshakeRefused(WireError):
+    """The other side did not prove that it belongs to the run."""
+
+
+class ProtocolError(WireError):
+    """The other side sent bytes that are not a frame of ours, or that are over a limit."""
+
+
+class AddressError(WireError):
+    """Cannot listen or connect there."""
+
+
+class CallFailed(PacelineError):
+    """The handler on the other side of a request raised; the message carries its error."""
+
+
+class OutOfSharedMemory(PacelineError, MemoryError):
+    """The host cannot give the shared memory that was asked for."""
+
+
+class GroupError(PacelineError):
+    """The group can no longer work; form a new one over the members that are left."""
+
+
+class PeerLost(GroupError):
+    """A member died or became unreachable. `member` is its id, `rank` its rank in the group that was lost."""
+
+    def __init__(self, message: str, *, member: str, rank: int) -> None:
+        super().__init__(message)
+        self.member = member
+        self.rank = rank
+
+
+class Mismatch(GroupError):
+    """Members called different operations, or the same one with tensors that do not fit together."""
+
+
+class GroupAborted(GroupError):
+    """`abort` was called, here or on another member."""
+
+
+class GroupClosed(GroupError):
+    """The group was closed before this call."""
