@@ -16,7 +16,8 @@
         └── GroupClosed         used after close
 
 A `GroupError` ends its group: every later call on it raises the same error. Form a new group over who is left.
-Wrong arguments, which only the caller can repair, are plain `ValueError` and `TypeError` raised before anything is sent.
+Wrong arguments, which only the caller can repair, are plain `ValueError` and `TypeError` raised before anything is
+sent.
 """
 
 from __future__ import annotations

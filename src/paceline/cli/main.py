@@ -1,0 +1,46 @@
+"""`paceline`: the command line. What a command needs is imported when it runs: `--help` stays quick."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from paceline.cli.bench.command import app as bench_app
+
+app = typer.Typer(
+    name="paceline",
+    help="Trains one PyTorch model on whatever machines there are.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench_app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        version = metadata.version("paceline")
+    except metadata.PackageNotFoundError:
+        version = "(run from its source, not installed)"
+    typer.echo(f"paceline {version}")
+    raise typer.Exit
+
+
+@app.callback()
+def _paceline(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Trains one PyTorch model on whatever machines there are."""
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

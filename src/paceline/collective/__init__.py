@@ -1,0 +1,6 @@
+"""Collectives among members: one `Group` for each plan. See ARCHITECTURE.md, "Collectives"."""
+
+from paceline.collective.group import Group
+from paceline.collective.lane import Handle
+
+__all__ = ["Group", "Handle"]

@@ -1,0 +1,97 @@
+"""What a caller may pass to a collective: checked before anything is sent, so a wrong argument harms nobody but its
+caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.wire.dtypes import name_of
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise TypeError(
+            f"{name} is on {tensor.device}; these collectives work in host memory. "
+            "Copy it with .cpu(), or use NCCL between GPUs"
+        )
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"{name} is {tensor.layout}; only dense tensors can be reduced or moved. Call .to_dense() first"
+        )
+    name_of(tensor.dtype)
+
+
+def check_rank(name: str, rank: int, size: int) -> None:
+    if not isinstance(rank, int) or not 0 <= rank < size:
+        raise ValueError(f"{name}={rank!r} is not a rank of this group; ranks are 0..{size - 1}")
+
+
+def check_list(name: str, tensors: Sequence[torch.Tensor], size: int, dtype: torch.dtype | None) -> None:
+    if len(tensors) != size:
+        raise ValueError(f"{name} has {len(tensors)} tensors for a group of {size}; give one for each rank")
+    for index, tensor in enumerate(tensors):
+        check_tensor(f"{name}[{index}]", tensor)
+        if tensor.dtype != dtype:
+            raise TypeError(f"{name}[{index}] is {tensor.dtype} where {dtype} is expected; all must be of one type")
+
+
+def check_same(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    check_tensor(other_name, other)
+    if tensor.shape != other.shape or tensor.dtype != other.dtype:
+        raise ValueError(
+            f"{name} is {tensor.dtype}{list(tensor.shape)} but {other_name} is {other.dtype}{list(other.shape)}; "
+            "they are the same data and must fit"
+        )
+
+
+def check_only_at_root(
+    name: str, tensors: Sequence[torch.Tensor] | None, root: int, rank: int, size: int, dtype: torch.dtype
+) -> None:
+    if rank == root:
+        if tensors is None:
+            raise ValueError(f"the root (rank {root}) must give {name}, one tensor for each rank")
+        check_list(name, tensors, size, dtype)
+    elif tensors is not None:
+        raise ValueError(f"rank {rank} is not the root (rank {root}) and must give {name}=None")
+
+
+class flat:
+    """A tensor as one flat contiguous one: itself where that is possible, else a copy that is written back at the
+    end."""
+
+    __slots__ = ("_copied", "_data", "_tensor", "_writes")
+
+    def __init__(self, tensor: torch.Tensor, *, writes: bool = True) -> None:
+        self._tensor = tensor.detach() if tensor.requires_grad else tensor
+        self._writes = writes
+        if self._tensor.is_contiguous() and not self._tensor.is_conj() and not self._tensor.is_neg():
+            self._copied = False
+            self._data = self._tensor if self._tensor.dim() == 1 else self._tensor.view(-1)
+        else:
+            self._copied = True
+            self._data = self._tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+
+    def __enter__(self) -> torch.Tensor:
+        return self._data
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if self._copied and self._writes and error is None:
+            self._tensor.copy_(self._data.view(self._tensor.shape))
+
+
+class flat_all:
+    """The same for a list."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], *, writes: bool = True) -> None:
+        self._flats = [flat(tensor, writes=writes) for tensor in tensors]
+
+    def __enter__(self) -> list[torch.Tensor]:
+        return [entry.__enter__() for entry in self._flats]
+
+    def __exit__(self, error: object, *_: object) -> None:
+        for entry in self._flats:
+            entry.__exit__(error)

@@ -1,0 +1,49 @@
+"""Which all-reduce is fastest for a size: a pure function of what a probe measured.
+
+A model holds, for each algorithm, seconds at a few sizes. Between two of them time grows linearly with bytes (a
+latency and a bandwidth of its own on each stretch); beyond the last, at the bandwidth of the last stretch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+Points = tuple[tuple[int, float], ...]
+
+
+class CostModel(msgspec.Struct, frozen=True):
+    """`points[algorithm]` are (bytes, seconds), bytes ascending. Equal on all members of a group."""
+
+    points: dict[str, Points]
+
+    def predict_s(self, algorithm: str, num_bytes: int) -> float:
+        points = self.points[algorithm]
+        if len(points) == 1 or num_bytes <= points[0][0]:
+            return points[0][1]
+        for (low, low_s), (high, high_s) in itertools.pairwise(points):
+            if num_bytes <= high:
+                return low_s + (high_s - low_s) * (num_bytes - low) / (high - low)
+        # Noise can make the larger size look faster; time never shrinks with size.
+        (low, low_s), (high, high_s) = points[-2:]
+        return high_s + max(0.0, high_s - low_s) / (high - low) * (num_bytes - high)
+
+    def choose(self, num_bytes: int) -> str:
+        """The fastest, by name where two are equal."""
+        return min(self.points, key=lambda algorithm: (self.predict_s(algorithm, num_bytes), algorithm))
+
+
+def candidates(hosts: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """The algorithms worth measuring for this layout of ranks on hosts."""
+    if len(hosts) == 1:
+        return ("direct",)
+    if all(len(host) == 1 for host in hosts):
+        return ("ring", "tree")
+    return ("hierarchical", "ring", "tree")
+
+
+def possible(hosts: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """The algorithms that work for this layout."""
+    return ("direct", "ring", "tree", "hierarchical") if len(hosts) == 1 else ("ring", "tree", "hierarchical")

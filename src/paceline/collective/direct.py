@@ -1,0 +1,162 @@
+"""All-reduce in the memory of one host, on the calling thread.
+
+Small tensors take one round: all write, all read all and compute the same result in the same order. Tensors in the
+arena are reduced where they lie: each member takes one slice, combines it over all members and writes it back to all,
+in pieces that stay in its cache. Other tensors go through the slots in pieces: memory that is used again and again,
+so that it too stays in the cache, and the tensor itself crosses the memory bus once in and once out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.collective.base import Operation, bounds, spans
+from paceline.collective.neighbourhood import NUM_SLOTS, SLOT_BYTES, Neighbourhood
+from paceline.collective.reductions import Reduction
+from paceline.wire.memory import Arena
+
+ONE_ROUND_BYTES = 64 * 1024
+# All members' pieces together should fit the nearer cache of a core.
+PIECES_BYTES = 512 * 1024
+_MAX_CACHED_VIEWS = 64
+
+
+class Direct:
+    def __init__(self, local: Neighbourhood, arena: Arena) -> None:
+        self._local = local
+        self._arena = arena
+        self._small: dict[tuple[torch.dtype, int], list[list[torch.Tensor]]] = {}
+
+    def all_reduce(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
+        """Reduce a flat tensor in place."""
+        if tensor.nbytes <= ONE_ROUND_BYTES:
+            self._in_one_round(operation, tensor, reduction)
+            return
+        locations = self._local.open(operation, self._arena.offset_of(tensor))
+        if min(locations) >= 0:
+            self._in_place(operation, tensor, reduction, locations)
+        elif len(locations) == 2:
+            self._by_pair(operation, tensor, reduction)
+        else:
+            self._by_parts(operation, tensor, reduction)
+
+    def _in_one_round(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
+        local = self._local
+        views = self._small_views(tensor)
+
+        def write(_: int, slot: int) -> None:
+            local.write_header(operation, slot)
+            views[slot][local.index].copy_(tensor)
+
+        def read(_: int, slot: int) -> None:
+            local.read_headers(operation, slot)
+            first, second, *others = views[slot]
+            reduction.combine(first, second, tensor)
+            for other in others:
+                reduction.combine(tensor, other, tensor)
+            if reduction.divides:
+                tensor.div_(len(local.ranks))
+
+        local.rounds(operation, 1, write, read)
+
+    def _small_views(self, tensor: torch.Tensor) -> list[list[torch.Tensor]]:
+        key = (tensor.dtype, tensor.numel())
+        found = self._small.get(key)
+        if found is None:
+            if len(self._small) >= _MAX_CACHED_VIEWS:
+                self._small.clear()
+            slots = self._local.slots(tensor.dtype)
+            found = [[view[: key[1]] for view in slots[slot]] for slot in range(NUM_SLOTS)]
+            self._small[key] = found
+        return found
+
+    def _in_place(
+        self, operation: Operation, tensor: torch.Tensor, reduction: Reduction, locations: Sequence[int]
+    ) -> None:
+        local, dtype = self._local, tensor.dtype
+        low, high = bounds(tensor.numel(), len(locations))[local.index]
+        piece = max(1, PIECES_BYTES // len(locations) // dtype.itemsize)
+        mine = torch.split(tensor[low:high], piece)
+        others = [
+            torch.split(local.memories[rank].tensor(location + low * dtype.itemsize, high - low, dtype), piece)
+            for rank, location in zip(local.ranks, locations, strict=True)
+            if rank != local.health.rank
+        ]
+        pieces = list(zip(mine, *others, strict=True))
+        if operation.number % 2:
+            pieces.reverse()  # begin with what the last operation left in the cache
+        for own, *theirs in pieces:
+            for other in theirs:
+                reduction.combine(own, other, own)
+            if reduction.divides:
+                own.div_(len(locations))
+            for other in theirs:
+                other.copy_(own)
+        local.rounds(operation, 1, _nothing, _nothing)
+
+    def _by_pair(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
+        """Two members: each copies its piece in, and adds the other's to its own. One signal for each piece."""
+        local = self._local
+        slots, mine = local.slots(tensor.dtype), local.index
+        chunks = spans(0, tensor.numel(), SLOT_BYTES // tensor.dtype.itemsize)
+
+        def write(k: int, slot: int) -> None:
+            low, high = chunks[k]
+            slots[slot][mine][: high - low].copy_(tensor[low:high])
+
+        def read(k: int, slot: int) -> None:
+            low, high = chunks[k]
+            own, other = tensor[low:high], slots[slot][1 - mine][: high - low]
+            reduction.combine(*((own, other) if mine == 0 else (other, own)), own)
+            if reduction.divides:
+                own.div_(2)
+
+        local.rounds(operation, len(chunks), write, read)
+
+    def _by_parts(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
+        """Many members: each reduces its part of a piece in its own slot, where the others fetch it in the next
+        round."""
+        local = self._local
+        slots, mine, num = local.slots(tensor.dtype), local.index, len(local.ranks)
+        chunks = spans(0, tensor.numel(), SLOT_BYTES // tensor.dtype.itemsize)
+
+        def write(k: int, slot: int) -> None:
+            if k == len(chunks):
+                return  # the last round only delivers results
+            low, high = chunks[k]
+            first, last = bounds(high - low, num)[mine]
+            slots[slot][mine][:first].copy_(tensor[low : low + first])
+            slots[slot][mine][last : high - low].copy_(tensor[low + last : high])
+
+        def read(k: int, slot: int) -> None:
+            if k > 0:
+                fetch(k - 1, (slot - 1) % NUM_SLOTS)
+            if k < len(chunks):
+                combine(k, slot)
+
+        def combine(k: int, slot: int) -> None:
+            low, high = chunks[k]
+            first, last = bounds(high - low, num)[mine]
+            own = tensor[low + first : low + last]
+            result = slots[slot][mine][first:last]
+            parts = [own if index == mine else slots[slot][index][first:last] for index in range(num)]
+            reduction.combine(parts[0], parts[1], result)
+            for part in parts[2:]:
+                reduction.combine(result, part, result)
+            if reduction.divides:
+                result.div_(num)
+            own.copy_(result)
+
+        def fetch(k: int, slot: int) -> None:
+            low, high = chunks[k]
+            for index, (first, last) in enumerate(bounds(high - low, num)):
+                if index != mine:
+                    tensor[low + first : low + last].copy_(slots[slot][index][first:last])
+
+        local.rounds(operation, len(chunks) + 1, write, read, ahead=False)
+
+
+def _nothing(_: int, __: int) -> None:
+    """A round that only waits for all."""

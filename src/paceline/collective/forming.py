@@ -1,0 +1,193 @@
+"""How members that know each other's cards become a group.
+
+Of each two members the one with the higher rank dials the other, over the Unix socket when both are on one host, else
+over TCP. That connection stays as their watch. On one host each then hands the other its memory, a pidfd of itself
+and the signal it will wait for. A barrier ends it: when `form` returns, everybody is in.
+
+It uses nothing of an older group, so it can run on another thread while that one works. Failure: a member that is
+missing is a `DeadlineExceeded` that names it; one that dies meanwhile is a `PeerLost`; either way nothing is left
+behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from paceline.collective.card import Card
+from paceline.collective.health import Health
+from paceline.collective.links import Links
+from paceline.collective.mailbox import Mailbox
+from paceline.collective.neighbourhood import FIXED_BYTES, Neighbour, Neighbourhood, check_size
+from paceline.errors import HandshakeRefused
+from paceline.wire.connection import Connection
+from paceline.wire.deadline import Deadline
+from paceline.wire.descriptors import Fd, eventfd, pidfd_of_self
+from paceline.wire.dialing import dial
+from paceline.wire.endpoint import Endpoint
+from paceline.wire.handover import receive_descriptors, send_descriptors
+from paceline.wire.handshake import Visitor
+from paceline.wire.memory import Arena, SharedMemory, total_bytes
+from paceline.wire.waiting import PLAIN, Waiter
+
+OwnedT = TypeVar("OwnedT", Fd, SharedMemory, Connection)
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """What a group is made of."""
+
+    name: str
+    endpoint: Endpoint
+    cards: tuple[Card, ...]
+    rank: int
+    health: Health
+    memory: SharedMemory
+    arena: Arena
+    local: Neighbourhood
+    links: Links
+    mailbox: Mailbox
+
+    def close(self) -> None:
+        """Let go of everything but the endpoint; the health is released last, when no thread waits any more."""
+        self.health.close()
+        self.endpoint.close_room(room_of(self.name))
+        self.links.close()
+        self.mailbox.close()
+        self.local.close()
+        self.health.release()
+
+
+def room_of(name: str) -> str:
+    return f"group {name}"
+
+
+def assemble(endpoint: Endpoint, cards: Sequence[Card], rank: int, name: str, deadline: Deadline) -> Parts:
+    """Connect to all others."""
+    check_cards(endpoint, cards, rank)
+    former = _Former(endpoint, tuple(cards), rank, name, deadline)
+    try:
+        return former.assemble()
+    except BaseException:
+        former.close()
+        raise
+
+
+def check_cards(endpoint: Endpoint, cards: Sequence[Card], rank: int) -> None:
+    if not 0 <= rank < len(cards):
+        raise ValueError(f"rank {rank} is not one of 0..{len(cards) - 1}")
+    if len({card.member for card in cards}) != len(cards):
+        raise ValueError("a member is named twice in the cards of a group")
+    if cards[rank].member != endpoint.credentials.identity.member:
+        raise ValueError(f"the card at rank {rank} is not this member's; every member has exactly one rank")
+    check_size(max(sum(card.host == other.host for other in cards) for card in cards))
+
+
+class _Former:
+    def __init__(self, endpoint: Endpoint, cards: tuple[Card, ...], rank: int, name: str, deadline: Deadline) -> None:
+        self._endpoint = endpoint
+        self._cards = cards
+        self._rank = rank
+        self._name = name
+        self._deadline = deadline
+        self._room = room_of(name)
+        self._health = Health(name, cards, rank)
+        self._owned: list[Fd | SharedMemory | Connection] = []
+        endpoint.open_room(self._room)
+
+    def assemble(self) -> Parts:
+        memory = SharedMemory.create(FIXED_BYTES + total_bytes())
+        self._owned.append(memory)
+        lower, higher = range(self._rank), range(self._rank + 1, len(self._cards))
+        coming = {rank: self._endpoint.expect(self._purpose("watch", rank)) for rank in higher}
+        watches = {rank: self._own(self._dial(rank, "watch", PLAIN)) for rank in lower}
+        inboxes = {rank: self._own(eventfd()) for rank in range(len(self._cards)) if self._is_neighbour(rank)}
+        for rank in lower:
+            self._hand_over(rank, watches[rank], memory, inboxes)
+        neighbours = [self._meet(rank, watches[rank], inboxes) for rank in lower]
+        for rank in higher:
+            visit = coming[rank].wait(self._deadline, self._health.describe(rank), self._health)
+            watch = self._own(self._checked(rank, *visit))
+            self._hand_over(rank, watch, memory, inboxes)
+            neighbours.append(self._meet(rank, watch, inboxes))
+        local = Neighbourhood(self._health, memory, [neighbour for neighbour in neighbours if neighbour is not None])
+        return Parts(
+            name=self._name,
+            endpoint=self._endpoint,
+            cards=self._cards,
+            rank=self._rank,
+            health=self._health,
+            memory=memory,
+            arena=Arena(memory, FIXED_BYTES),
+            local=local,
+            links=Links(self._health, self._connect),
+            mailbox=Mailbox(self._health, self._connect),
+        )
+
+    def _own(self, owned: OwnedT) -> OwnedT:
+        self._owned.append(owned)
+        return owned
+
+    def _is_neighbour(self, rank: int) -> bool:
+        return rank != self._rank and self._cards[rank].host == self._cards[self._rank].host
+
+    def _hand_over(self, rank: int, watch: Connection, memory: SharedMemory, inboxes: dict[int, Fd]) -> None:
+        if self._is_neighbour(rank):
+            if not watch.is_local:
+                raise HandshakeRefused(
+                    f"{self._health.describe(rank)} claims to be on this host but came over the network"
+                )
+            with contextlib.closing(pidfd_of_self()) as pidfd:
+                send_descriptors(watch, [memory.descriptor, pidfd, inboxes[rank]], self._deadline)
+
+    def _meet(self, rank: int, watch: Connection, inboxes: dict[int, Fd]) -> Neighbour | None:
+        """Receive what the other hands over; from here on its death is noticed."""
+        if not self._is_neighbour(rank):
+            self._health.watch(rank, watch, None)
+            return None
+        theirs, pidfd, signal = map(self._own, receive_descriptors(watch, 3, self._deadline))
+        self._health.watch(rank, watch, pidfd)
+        return Neighbour(rank, SharedMemory.attach(theirs), outgoing=signal, incoming=inboxes[rank])
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _purpose(self, kind: str, dialer: int) -> str:
+        return f"{self._room}/{kind}/{dialer}"
+
+    def _dial(self, rank: int, kind: str, waiter: Waiter, deadline: Deadline | None = None) -> Connection:
+        card = self._cards[rank]
+        return dial(
+            self._endpoint.credentials,
+            card.local_name if self._is_neighbour(rank) else card.address,
+            self._purpose(kind, self._rank),
+            deadline=deadline or self._deadline,
+            tls=card.tls,
+            pin=card.fingerprint,
+            waiter=waiter,
+        )
+
+    def _checked(self, rank: int, connection: Connection, visitor: Visitor) -> Connection:
+        card = self._cards[rank]
+        if (visitor.member, visitor.fingerprint) != (card.member, card.fingerprint):
+            connection.close()
+            raise HandshakeRefused(f"{visitor.role} {visitor.member} came in place of {self._health.describe(rank)}")
+        return connection
+
+    def _connect(self, rank: int, kind: str, deadline: Deadline) -> Connection:
+        """A further connection to a member: for a link the higher rank dials, for mail the sender."""
+        dials = rank < self._rank if kind == "link" else kind == "mail-out"
+        if dials:
+            return self._dial(rank, kind.removesuffix("-out"), self._health, deadline)
+        expectation = self._endpoint.expect(self._purpose(kind.removesuffix("-in"), rank))
+        connection = self._checked(rank, *expectation.wait(deadline, self._health.describe(rank), self._health))
+        connection.waiter = self._health
+        return connection
+
+    def close(self) -> None:
+        self._health.close()
+        self._endpoint.close_room(self._room)
+        for owned in self._owned:
+            owned.close()
+        self._health.release()

@@ -1,0 +1,482 @@
+"""The communicator of one plan: collectives among a fixed set of members, in ranks 0..size-1.
+
+Every member calls the same operations in the same order. An operation works in place on CPU tensors of any layout,
+returns when it is complete on this member (or at once, with `async_op=True`, and the `Handle` waits), and raises
+
+    PeerLost           a member died: on every survivor, whatever it was waiting for
+    Mismatch           members called different things; names both sides
+    DeadlineExceeded   nothing happened for `timeout_s`; names who was waited for
+    GroupAborted       `abort` was called here or elsewhere
+
+After any of these the group is over, every later call raises the same, and the contents of tensors under way are
+undefined. `regroup` makes the next group in the same processes.
+
+Tensors from `empty` lie in shared memory: reducing them needs no copy on one host. Their memory belongs to this
+group; they stay usable as ordinary tensors after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from threading import Thread
+
+import torch
+
+from paceline.collective import arguments, ring, tree
+from paceline.collective.arguments import flat, flat_all
+from paceline.collective.base import Operation, Path, Sink
+from paceline.collective.card import Card
+from paceline.collective.choice import CostModel, candidates, possible
+from paceline.collective.direct import Direct
+from paceline.collective.forming import Parts, assemble
+from paceline.collective.hierarchical import Hierarchical
+from paceline.collective.lane import DONE, Handle, Job, Lane
+from paceline.collective.linked import LinkPath
+from paceline.collective.probe import probe
+from paceline.collective.reductions import Reduction, find
+from paceline.collective.sequencer import Key, Sequencer, ending_group
+from paceline.collective.shared import SharedPath
+from paceline.wire.deadline import Deadline
+from paceline.wire.dtypes import name_of
+from paceline.wire.endpoint import Endpoint
+
+DEFAULT_TIMEOUT_S = 300.0
+FORMING_S = 60.0
+_MAX_CACHED_CHOICES = 1024
+
+AllReduce = Callable[[Operation, torch.Tensor, Reduction], None]
+
+
+class Group:
+    """Made by `Group.form`, `group.regroup` or `meeting.join`; a context manager that closes it."""
+
+    def __init__(self, parts: Parts, *, timeout_s: float, ephemeral: bool) -> None:
+        self._parts = parts
+        self._health = parts.health
+        self._ephemeral = ephemeral
+        self.name = parts.name
+        self.rank = parts.rank
+        self.size = len(parts.cards)
+        self.cards = parts.cards
+        self.timeout_s = timeout_s
+        self.hosts = hosts_of(parts.cards)
+        self.model = CostModel({candidates(self.hosts)[0]: ((1, 0.0),)})
+        self._sequencer = Sequencer(parts.health, timeout_s=timeout_s)
+        self._operate = self._sequencer.operate
+        self._mail_lanes: dict[str, Lane] = {}
+        on_one_host = len(self.hosts) == 1
+        self._path: Path = SharedPath(parts.local) if on_one_host else LinkPath(parts.links)
+        self._algorithms: dict[str, AllReduce] = {
+            "ring": functools.partial(ring.all_reduce, parts.links),
+            "tree": functools.partial(tree.all_reduce, parts.links),
+            "hierarchical": Hierarchical(parts.links, parts.local, self.hosts).all_reduce,
+        }
+        if on_one_host:
+            self._algorithms["direct"] = Direct(parts.local, parts.arena).all_reduce
+        self._choices: dict[int, str] = {}
+
+    @classmethod
+    def form(
+        cls,
+        endpoint: Endpoint,
+        cards: Sequence[Card],
+        rank: int,
+        *,
+        name: str,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        forming_s: float = FORMING_S,
+        model: CostModel | None = None,
+        ephemeral: bool = False,
+    ) -> Group:
+        """Form a group with the members that the cards name, in that order; all of them call this with the same cards
+        and name.
+
+        Without a `model` the links are probed for at most a second. An `ephemeral` endpoint is closed with its last
+        group."""
+        deadline = Deadline(forming_s, f"forming group {name}")
+        group = cls(assemble(endpoint, cards, rank, name, deadline), timeout_s=timeout_s, ephemeral=ephemeral)
+        try:
+            group.barrier(timeout_s=max(0.001, deadline.remaining_s()))
+            names = candidates(group.hosts)
+            if model is not None and set(model.points) == set(names):
+                group.model = model
+            elif len(names) > 1:
+                group.model = probe(
+                    lambda tensor, op, algorithm: group.all_reduce(tensor, op, algorithm=algorithm), names
+                )
+        except BaseException:
+            group.close()
+            raise
+        return group
+
+    def regroup(self, ranks: Sequence[int], *, forming_s: float = FORMING_S) -> Group:
+        """A new group over these ranks of this one, in the order given, in the same processes. Works while this group
+        does, and after it failed; not after `close`. All of `ranks` must call it with the same list."""
+        if self.rank not in ranks:
+            raise ValueError(
+                f"rank {self.rank} is not in {list(ranks)}; only members of the new group may call regroup"
+            )
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
+            raise ValueError(f"{list(ranks)} are not distinct ranks of 0..{self.size - 1}")
+        cards = [self.cards[rank] for rank in ranks]
+        base, _, generation = self.name.partition("~")
+        members = hashlib.sha256(",".join(card.member for card in cards).encode()).hexdigest()[:8]
+        return Group.form(
+            self._parts.endpoint,
+            cards,
+            list(ranks).index(self.rank),
+            name=f"{base}~{int((generation or '0').partition('-')[0]) + 1}-{members}",
+            timeout_s=self.timeout_s,
+            forming_s=forming_s,
+            model=self.model,
+            ephemeral=self._ephemeral,
+        )
+
+    def regroup_in_background(self, ranks: Sequence[int], *, forming_s: float = FORMING_S) -> Future[Group]:
+        """The same on a thread of its own, while this group goes on."""
+        future: Future[Group] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self.regroup(ranks, forming_s=forming_s))
+            except BaseException as error:
+                future.set_exception(error)
+
+        Thread(target=work, name="paceline-regroup", daemon=True).start()
+        return future
+
+    # -- reductions --------------------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: str = "sum",
+        *,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """Every member's tensor becomes the reduction of all, the same bits on each."""
+        arguments.check_tensor("tensor", tensor)
+        reduction = find(op, tensor.dtype)
+        chosen = self._algorithms[self._resolve(algorithm, tensor)]
+
+        def body(operation: Operation) -> None:
+            with flat(tensor) as data:
+                if self.size > 1 and data.numel():
+                    chosen(operation, data, reduction)
+                elif self.size > 1:
+                    self._path.barrier(operation)
+
+        return self._operate(
+            Key("all_reduce", op, tensor.dtype, tensor.shape, -1, algorithm), body, async_op, timeout_s
+        )
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        op: str = "sum",
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """The root's tensor becomes the reduction of all; the others' stay as they are."""
+        arguments.check_tensor("tensor", tensor)
+        reduction = find(op, tensor.dtype)
+        arguments.check_rank("root", root, self.size)
+
+        def body(operation: Operation) -> None:
+            with flat(tensor, writes=self.rank == root) as data:
+                if self.size > 1:
+                    self._path.reduce(operation, data, root, reduction)
+
+        return self._operate(Key("reduce", op, tensor.dtype, tensor.shape, root), body, async_op, timeout_s)
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        op: str = "sum",
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """`output` becomes the reduction of all members' inputs[rank]. The inputs may differ in size, but alike on
+        all members."""
+        arguments.check_tensor("output", output)
+        reduction = find(op, output.dtype)
+        arguments.check_list("inputs", inputs, self.size, output.dtype)
+        arguments.check_same("inputs[rank]", inputs[self.rank], "output", output)
+
+        def body(operation: Operation) -> None:
+            with flat(output) as result, flat_all(inputs, writes=False) as sends:
+                result.copy_(sends[self.rank])
+
+                def add(_: int, start: int, chunk: torch.Tensor) -> None:
+                    part = result[start : start + chunk.numel()]
+                    reduction.combine(part, chunk, part)
+
+                self._exchange(operation, sends, [result.numel()] * self.size, add)
+                if reduction.divides:
+                    result.div_(self.size)
+
+        sizes = tuple(tensor.numel() for tensor in inputs)
+        return self._operate(Key("reduce_scatter", op, output.dtype, (), -1, "", sizes), body, async_op, timeout_s)
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    def broadcast(
+        self, tensor: torch.Tensor, root: int, *, async_op: bool = False, timeout_s: float | None = None
+    ) -> Handle:
+        """Every member's tensor becomes the root's."""
+        arguments.check_tensor("tensor", tensor)
+        arguments.check_rank("root", root, self.size)
+
+        def body(operation: Operation) -> None:
+            with flat(tensor, writes=self.rank != root) as data:
+                if self.size > 1:
+                    self._path.broadcast(operation, data, root)
+
+        return self._operate(Key("broadcast", "", tensor.dtype, tensor.shape, root), body, async_op, timeout_s)
+
+    def all_gather(
+        self,
+        outputs: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """outputs[r] becomes the tensor of rank r, on every member. Ranks may differ in size."""
+        arguments.check_tensor("tensor", tensor)
+        arguments.check_list("outputs", outputs, self.size, tensor.dtype)
+        arguments.check_same("outputs[rank]", outputs[self.rank], "tensor", tensor)
+
+        def body(operation: Operation) -> None:
+            with flat_all(outputs) as pieces, flat(tensor, writes=False) as mine:
+                pieces[self.rank].copy_(mine)
+                if self.size > 1:
+                    self._path.all_gather(operation, pieces)
+
+        sizes = tuple(output.numel() for output in outputs)
+        return self._operate(Key("all_gather", "", tensor.dtype, (), -1, "", sizes), body, async_op, timeout_s)
+
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        outputs: Sequence[torch.Tensor] | None,
+        root: int,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """On the root, outputs[r] becomes the tensor of rank r; the others give None. Ranks may differ in size."""
+        arguments.check_tensor("tensor", tensor)
+        arguments.check_rank("root", root, self.size)
+        arguments.check_only_at_root("outputs", outputs, root, self.rank, self.size, tensor.dtype)
+        receivers = list(outputs or ())
+        if receivers:
+            arguments.check_same("outputs[root]", receivers[root], "tensor", tensor)
+
+        def body(operation: Operation) -> None:
+            with flat(tensor, writes=False) as mine, flat_all(receivers) as pieces:
+                if pieces:
+                    pieces[root].copy_(mine)
+                nothing = mine[:0]
+                sends = [mine if rank == root and self.rank != root else nothing for rank in range(self.size)]
+                self._exchange(operation, sends, [piece.numel() for piece in pieces] or [0] * self.size, _into(pieces))
+
+        return self._operate(Key("gather", "", tensor.dtype, (), root), body, async_op, timeout_s)
+
+    def scatter(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor] | None,
+        root: int,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """`output` becomes the root's inputs[rank]; the others give None. Ranks may differ in size."""
+        arguments.check_tensor("output", output)
+        arguments.check_rank("root", root, self.size)
+        arguments.check_only_at_root("inputs", inputs, root, self.rank, self.size, output.dtype)
+        senders = list(inputs or ())
+        if senders:
+            arguments.check_same("inputs[root]", senders[root], "output", output)
+
+        def body(operation: Operation) -> None:
+            with flat(output) as mine, flat_all(senders, writes=False) as pieces:
+                if pieces:
+                    mine.copy_(pieces[root])
+                receives = [mine.numel() if rank == root and self.rank != root else 0 for rank in range(self.size)]
+                self._exchange(operation, pieces or [mine[:0]] * self.size, receives, _into([mine] * self.size))
+
+        return self._operate(Key("scatter", "", output.dtype, (), root), body, async_op, timeout_s)
+
+    def all_to_all(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """outputs[r] becomes what rank r has at inputs[this rank]. All sizes may differ."""
+        arguments.check_list("inputs", inputs, self.size, inputs[0].dtype if inputs else None)
+        arguments.check_list("outputs", outputs, self.size, inputs[0].dtype)
+        arguments.check_same("outputs[rank]", outputs[self.rank], "inputs[rank]", inputs[self.rank])
+
+        def body(operation: Operation) -> None:
+            with flat_all(outputs) as receivers, flat_all(inputs, writes=False) as senders:
+                receivers[self.rank].copy_(senders[self.rank])
+                self._exchange(operation, senders, [piece.numel() for piece in receivers], _into(receivers))
+
+        return self._operate(Key("all_to_all", "", inputs[0].dtype, (), -1), body, async_op, timeout_s)
+
+    def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Handle:
+        """Returns when every member has called it."""
+
+        def body(operation: Operation) -> None:
+            if self.size > 1:
+                self._path.barrier(operation)
+
+        return self._operate(Key("barrier", "", None, (), -1), body, async_op, timeout_s)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        tensor: torch.Tensor,
+        rank: int,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """Send to one member, which calls `recv`. In no order with the collectives."""
+        self._check_message(tensor, rank, tag)
+        deadline = Deadline(timeout_s or self.timeout_s, f"send to {self._health.describe(rank)}")
+
+        def job(_: bool) -> None:
+            with flat(tensor, writes=False) as data, ending_group(self._health, deadline.operation):
+                self._parts.mailbox.send(data.view(tensor.shape), rank, tag, deadline)
+
+        return self._mail(f"send-{rank}", deadline.operation, job, async_op)
+
+    def recv(
+        self,
+        tensor: torch.Tensor,
+        rank: int,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """Receive from one member into `tensor`, which must have the shape and type of what is sent."""
+        self._check_message(tensor, rank, tag)
+        deadline = Deadline(timeout_s or self.timeout_s, f"recv from {self._health.describe(rank)}")
+
+        def job(_: bool) -> None:
+            with flat(tensor) as data, ending_group(self._health, deadline.operation):
+                self._parts.mailbox.receive(data.view(tensor.shape), rank, tag, deadline)
+
+        return self._mail(f"recv-{rank}", deadline.operation, job, async_op)
+
+    # -- memory, the end ---------------------------------------------------------------------------------------------
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """An uninitialised tensor in shared memory."""
+        if self._health.failure is not None:
+            raise self._health.error("empty")
+        name_of(dtype)
+        return self._parts.arena.empty(shape, dtype)
+
+    def committed_bytes(self) -> int:
+        """The shared memory that this member's buffers and `empty` tensors cost now."""
+        return self._parts.memory.committed_bytes()
+
+    def abort(self, reason: str) -> None:
+        """End the group: every wait of it, here and on the other members, raises `GroupAborted` with this reason.
+        From any thread."""
+        text = f"{self._health.describe(self.rank)} aborted: {reason}"
+        self._health.fail("aborted", text, self.rank)
+
+    def close(self) -> None:
+        """Say goodbye and let go of memory, connections and threads. Who still needs this member gets `PeerLost`."""
+        self._health.close()
+        self._sequencer.close()
+        for lane in self._mail_lanes.values():
+            lane.close()
+        self._parts.close()
+        if self._ephemeral and self._parts.endpoint.num_rooms() == 0:
+            self._parts.endpoint.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self._health.failure is None else f", ended: {self._health.failure.text}"
+        return f"Group({self.name!r}, rank {self.rank} of {self.size} on {len(self.hosts)} host(s){state})"
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _resolve(self, algorithm: str, tensor: torch.Tensor) -> str:
+        if algorithm == "auto":
+            num_bytes = tensor.nbytes
+            chosen = self._choices.get(num_bytes)
+            if chosen is None:
+                if len(self._choices) >= _MAX_CACHED_CHOICES:
+                    self._choices.clear()
+                chosen = self._choices[num_bytes] = self.model.choose(num_bytes)
+            return chosen
+        if algorithm not in self._algorithms:
+            raise ValueError(
+                f"algorithm {algorithm!r} does not work for {len(self.hosts)} host(s); "
+                f"choose auto or one of: {', '.join(possible(self.hosts))}"
+            )
+        return algorithm
+
+    def _exchange(
+        self, operation: Operation, sends: Sequence[torch.Tensor], receives: Sequence[int], sink: Sink
+    ) -> None:
+        if self.size > 1:
+            self._path.exchange(operation, sends, receives, sink)
+
+    def _check_message(self, tensor: torch.Tensor, rank: int, tag: int) -> None:
+        arguments.check_tensor("tensor", tensor)
+        arguments.check_rank("rank", rank, self.size)
+        if rank == self.rank:
+            raise ValueError(f"rank {rank} cannot send to or receive from itself; copy the tensor instead")
+        if not isinstance(tag, int) or not 0 <= tag < 1 << 63:
+            raise ValueError(f"tag={tag!r} is not a number of 0..2^63-1")
+
+    def _mail(self, lane: str, operation: str, job: Job, async_op: bool) -> Handle:
+        """Messages of one peer and direction keep their order, and never hold up a collective."""
+        queue = self._mail_lanes.setdefault(lane, Lane(f"paceline-{lane}"))
+        if async_op:
+            return queue.submit(operation, job)
+        queue.run(operation, job)
+        return DONE
+
+
+def hosts_of(cards: Sequence[Card]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each host, hosts by their first rank."""
+    hosts: dict[str, list[int]] = {}
+    for rank, card in enumerate(cards):
+        hosts.setdefault(card.host, []).append(rank)
+    return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def _into(outputs: Sequence[torch.Tensor]) -> Sink:
+    def put(source: int, start: int, chunk: torch.Tensor) -> None:
+        outputs[source][start : start + chunk.numel()].copy_(chunk)
+
+    return put

@@ -1,0 +1,310 @@
+"""Whether a group can still work, and the wait that ends when it cannot.
+
+Every member has a *watch* connection to every other, for small notes only, and on one host also the other's pidfd.
+Every wait of the group polls, beside what it waits for, all of these and the group's alarm. So a death is seen at
+once by every member that waits, also by those that were not talking to the dead one.
+
+A note says goodbye (a member closed the group, in order), or passes a failure on: who sees a member die, a mismatch
+or an abort tells the others before it raises. So nobody takes the second member to go for the first. A member that
+has waited for `ROLL_CALL_MS` tells the others what it waits in: members that are in different operations, waiting for
+each other on different paths, find out that way.
+
+Invariant: a group fails once; the first failure is kept, and every wait and later call raises it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from paceline.collective.card import Card
+from paceline.collective.signature import Numbered, Signature
+from paceline.errors import (
+    ConnectionLost,
+    GroupAborted,
+    GroupClosed,
+    GroupError,
+    Mismatch,
+    PeerLost,
+    WireError,
+)
+from paceline.wire.connection import Connection
+from paceline.wire.deadline import Deadline
+from paceline.wire.descriptors import Fd, eventfd
+from paceline.wire.waiting import READ, Wanted
+
+NOTE_S = 0.5  # a note is small and sent whole; only a peer that died inside one lets us wait
+ATTRIBUTION_S = 0.05
+ROLL_CALL_MS = 250
+REMEMBERED = 64
+MAX_REASON = 4096
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """Why a group ended; one of "lost", "mismatch", "aborted", "closed". `rank` is who was lost, or who says so."""
+
+    kind: str
+    text: str
+    rank: int
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    pass
+
+
+class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
+    at: Numbered
+
+
+Note = Failure | Goodbye | Waiting
+
+
+class _Peer:
+    def __init__(self, watch: Connection, pidfd: Fd | None) -> None:
+        self.watch = watch
+        self.pidfd = pidfd
+        self.departed = False
+
+    def descriptors(self) -> list[int]:
+        if self.departed:
+            return []
+        found = [self.watch.fileno()]
+        if self.pidfd is not None:
+            found.append(self.pidfd.fileno())
+        return found
+
+
+class Health:
+    """Shared by all threads of a member that use the group."""
+
+    def __init__(self, name: str, cards: Sequence[Card], rank: int) -> None:
+        self.name = name
+        self.cards = cards
+        self.rank = rank
+        self.failure: Failure | None = None
+        self._alarm = eventfd()
+        self._lock = threading.RLock()
+        self._peers: dict[int, _Peer] = {}
+        self._by_descriptor: dict[int, int] = {}
+        self._version = 0
+        self._polls = threading.local()
+        # What this member did and what others say they do, by operation number, to be compared.
+        self._mine: list[tuple[int, Signature | None]] = [(-1, None)] * REMEMBERED
+        self._last = -1
+        self._claims: OrderedDict[int, tuple[int, Signature]] = OrderedDict()
+        self._told = -1
+
+    # -- who is there ------------------------------------------------------------------------------------------------
+
+    def watch(self, rank: int, connection: Connection, pidfd: Fd | None) -> None:
+        with self._lock:
+            self._peers[rank] = peer = _Peer(connection, pidfd)
+            for descriptor in peer.descriptors():
+                self._by_descriptor[descriptor] = rank
+            self._version += 1
+
+    def describe(self, rank: int) -> str:
+        card = self.cards[rank]
+        return f"{card.role} {card.member} (rank {rank})"
+
+    def has_departed(self, rank: int) -> bool:
+        return self._peers[rank].departed
+
+    # -- failing -----------------------------------------------------------------------------------------------------
+
+    def fail(self, kind: str, text: str, rank: int, *, tell: bool = True) -> None:
+        """End the group here, unless it has ended already, and tell the others."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = Failure(kind, text[:MAX_REASON], rank)
+            if self._alarm.number >= 0:
+                os.eventfd_write(self._alarm.number, 1)
+            if tell:
+                self._tell_all(self.failure)
+
+    def error(self, operation: str) -> GroupError:
+        """The failure as a new exception for the caller of `operation`."""
+        failure = self.failure
+        assert failure is not None
+        text = f"{operation} in group {self.name}: {failure.text}"
+        if failure.kind == "lost":
+            return PeerLost(text, member=self.cards[failure.rank].member, rank=failure.rank)
+        kinds: dict[str, type[GroupError]] = {"mismatch": Mismatch, "closed": GroupClosed}
+        return kinds.get(failure.kind, GroupAborted)(text)
+
+    def lost(self, rank: int, how: str) -> None:
+        self.fail("lost", f"{self.describe(rank)} {how}; form a new group over the members that are left", rank)
+
+    def link_broke(self, rank: int, error: ConnectionLost, operation: str) -> GroupError:
+        """A data connection broke. The reason may be on its way as a note, so give it a moment before blaming
+        `rank`."""
+        deadline = Deadline(ATTRIBUTION_S, operation)
+        with contextlib.suppress(WireError, GroupError):
+            while True:
+                self.wait_any([], deadline, "the reason of a broken connection")
+        self.lost(rank, "left the group" if self.has_departed(rank) else f"was lost ({error})")
+        return self.error(operation)
+
+    # -- comparing ---------------------------------------------------------------------------------------------------
+
+    def enter(self, number: int, signature: Signature) -> None:
+        """This member begins an operation; fails the group if another one said that it is in a different one."""
+        self._mine[number % REMEMBERED] = (number, signature)
+        self._last = number
+        if self._claims:
+            with self._lock:
+                claim = self._claims.pop(number, None)
+                if claim is not None:
+                    self._compare(number, *claim)
+
+    def differ(self, rank: int, theirs: Signature | None, mine: Signature, number: int) -> None:
+        """Fail the group because two members differ."""
+        said = str(theirs) if theirs is not None else "something unreadable"
+        self.fail(
+            "mismatch",
+            f"operation {number} is {mine} on {self.describe(self.rank)} but {said} on {self.describe(rank)}; "
+            "every member must call the same operations in the same order with tensors that fit",
+            rank,
+        )
+
+    def _compare(self, number: int, rank: int, theirs: Signature) -> None:
+        known, mine = self._mine[number % REMEMBERED]
+        if known == number and mine is not None:
+            if mine != theirs:
+                self.differ(rank, theirs, mine, number)
+        elif number > self._last:
+            self._claims[number] = (rank, theirs)
+            if len(self._claims) > REMEMBERED:
+                self._claims.popitem(last=False)
+
+    def _roll_call(self) -> None:
+        with self._lock:
+            number, signature = self._mine[self._last % REMEMBERED]
+            if signature is not None and number != self._told:
+                self._told = number
+                self._tell_all(Waiting(Numbered(number, signature)))
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait_any(self, wanted: Wanted, deadline: Deadline, waited_for: str) -> None:
+        """As `Waiter` says; raises the group's failure. May return early when a member departed."""
+        poll = self._poll()
+        version = self._version
+        for descriptor, events in wanted:
+            poll.register(descriptor, events)
+        try:
+            called = False
+            while True:
+                limit_ms = deadline.remaining_ms()
+                ready = poll.poll(limit_ms if called else min(limit_ms, ROLL_CALL_MS))
+                if self.failure is None and ready:
+                    self._examine_all(descriptor for descriptor, _ in ready)
+                if self.failure is not None:
+                    raise self.error(deadline.operation)
+                if self._version != version or any(descriptor == want for descriptor, _ in ready for want, _ in wanted):
+                    return
+                if not ready:
+                    deadline.check(waited_for)
+                    called = True
+                    self._roll_call()
+        finally:
+            for descriptor, _ in wanted:
+                with contextlib.suppress(KeyError):
+                    poll.unregister(descriptor)
+
+    def _poll(self) -> select.poll:
+        """This thread's poll object, which already watches everything that can end the group."""
+        if self.failure is not None:
+            raise self.error("a wait")
+        if getattr(self._polls, "version", -1) != self._version:
+            with self._lock:
+                poll = select.poll()
+                poll.register(self._alarm.fileno(), READ)
+                for peer in self._peers.values():
+                    for descriptor in peer.descriptors():
+                        poll.register(descriptor, READ)
+                self._polls.poll, self._polls.version = poll, self._version
+        found: select.poll = self._polls.poll
+        return found
+
+    def _examine_all(self, descriptors: Iterable[int]) -> None:
+        with self._lock:
+            for descriptor in descriptors:
+                rank = self._by_descriptor.get(descriptor)
+                if rank is not None and self.failure is None:
+                    self._examine(rank, descriptor)
+
+    def _examine(self, rank: int, descriptor: int) -> None:
+        """Read the notes of one member; if there is none to explain it, its silence is its death."""
+        peer = self._peers[rank]
+        if peer.departed:
+            return
+        try:
+            self._read_notes(rank, peer)
+        except WireError as error:
+            how = "died" if peer.pidfd is not None and _is_readable(peer.pidfd.fileno()) else f"was lost ({error})"
+            self.lost(rank, how)
+            return
+        if peer.pidfd is not None and descriptor == peer.pidfd.number and not peer.departed and self.failure is None:
+            self.lost(rank, "died")
+
+    def _read_notes(self, rank: int, peer: _Peer) -> None:
+        while (
+            not peer.departed
+            and self.failure is None
+            and (peer.watch.has_buffered() or _is_readable(peer.watch.fileno()))
+        ):
+            header, _ = peer.watch.receive(deadline=Deadline(NOTE_S, f"a note of {peer.watch.peer}"))
+            note: Note = header.read_body(Note)  # type: ignore[arg-type]
+            if isinstance(note, Goodbye):
+                self._depart(peer)
+            elif isinstance(note, Failure):
+                self.fail(note.kind, note.text, note.rank, tell=False)
+            else:
+                self._compare(note.at.number, rank, note.at.signature)
+
+    def _depart(self, peer: _Peer) -> None:
+        for descriptor in peer.descriptors():
+            self._by_descriptor.pop(descriptor, None)
+        peer.departed = True
+        self._version += 1
+
+    # -- telling -----------------------------------------------------------------------------------------------------
+
+    def _tell_all(self, note: Note) -> None:
+        for peer in self._peers.values():
+            if not peer.departed:
+                # A peer that cannot take a note now is dead or will see the closed connection.
+                with contextlib.suppress(WireError, ValueError):
+                    peer.watch.send("note", note, deadline=Deadline(NOTE_S, f"a note to {peer.watch.peer}"))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say goodbye and let go of everything."""
+        with self._lock:
+            if self.failure is None:
+                self._tell_all(Goodbye())
+            self.fail("closed", "the group was closed", self.rank, tell=False)
+            for peer in self._peers.values():
+                peer.watch.close()
+                if peer.pidfd is not None:
+                    peer.pidfd.close()
+            self._by_descriptor.clear()
+
+    def release(self) -> None:
+        """After `close`, when no thread waits any more."""
+        self._alarm.close()
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, READ)
+    return bool(poll.poll(0))

@@ -1,0 +1,109 @@
+"""The order in which a member does its operations: one at a time, as they were called.
+
+A call that waits runs on the calling thread, unless earlier asynchronous ones are still under way; those run on the
+lane's own thread, which exists from the first of them on.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from paceline.errors import DeadlineExceeded
+
+Job = Callable[[bool], None]
+
+
+class Handle:
+    """An operation under way. Its tensors belong to it until `wait` returned."""
+
+    __slots__ = ("_future", "_operation")
+
+    def __init__(self, operation: str, future: Future[None]) -> None:
+        self._operation = operation
+        self._future = future
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when the operation is complete, or raise what it raised. The operation has a deadline of its own."""
+        try:
+            self._future.result(timeout_s)
+        except TimeoutError as error:
+            if self._future.done():
+                raise
+            raise DeadlineExceeded(f"{self._operation}: not complete after {timeout_s} s") from error
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
+        """Call `callback(handle)` when complete: at once if it is, else on the lane's thread."""
+        self._future.add_done_callback(lambda _: callback(self))
+
+
+def _complete() -> Handle:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return Handle("done", future)
+
+
+DONE = _complete()
+
+
+class Lane:
+    """A job is called with True where it may spin, which a background thread must not."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._turn = threading.Lock()
+        self._guard = threading.Lock()
+        self._num_pending = 0
+        self._queue: queue.SimpleQueue[tuple[Job, Future[None]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, operation: str, job: Job) -> None:
+        """Do the job and return when it is done."""
+        if self._num_pending:
+            self.submit(operation, job).wait()
+            return
+        with self._turn:
+            job(True)
+
+    def submit(self, operation: str, job: Job) -> Handle:
+        """Do the job after those before it, on the lane's thread."""
+        future: Future[None] = Future()
+        with self._guard:
+            self._num_pending += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+            self._queue.put((job, future))
+        return Handle(operation, future)
+
+    def _work(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            job, future = entry
+            error: BaseException | None = None
+            try:
+                with self._turn:
+                    job(False)
+            except BaseException as raised:
+                error = raised
+            with self._guard:
+                self._num_pending -= 1
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+            del entry, job, future, error  # an idle lane holds no tensor alive
+
+    def close(self) -> None:
+        """Let the thread end after what is queued; the caller has made that fail or finish."""
+        with self._guard:
+            thread, self._thread = self._thread, None
+            self._queue.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._turn:
+            return

@@ -1,0 +1,140 @@
+"""Messages between two members: send and receive, with tags, beside the group's operations and in no order with them.
+
+Each pair has a connection a direction, made by the sender when it first sends. Messages of one sender arrive in the
+order sent; one with a tag that nobody has asked for yet is put aside, up to `MAX_ASIDE_BYTES`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import torch
+
+from paceline.collective.health import Health
+from paceline.collective.links import Connect
+from paceline.errors import ConnectionLost, GroupError
+from paceline.wire.connection import Connection, describe
+from paceline.wire.deadline import Deadline
+from paceline.wire.frame import Header, TensorSpec
+
+MAX_ASIDE_BYTES = 1 << 28
+_GLANCE_S = 0.05  # how often a receiver whose messages another thread reads looks after the group
+
+
+class _Inbox:
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.changed = threading.Condition()
+        self.being_read = False
+        self.aside: dict[int, deque[torch.Tensor]] = {}
+        self.num_aside_bytes = 0
+
+
+class Mailbox:
+    def __init__(self, health: Health, connect: Connect) -> None:
+        self._health = health
+        self._connect = connect
+        self._outboxes: dict[int, tuple[threading.Lock, list[Connection]]] = {}
+        self._inboxes: dict[int, _Inbox] = {}
+        self._guard = threading.Lock()
+
+    def send(self, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> None:
+        with self._guard:
+            lock, opened = self._outboxes.setdefault(rank, (threading.Lock(), []))
+        with lock:
+            if not opened:
+                opened.append(self._connect(rank, "mail-out", deadline))
+            try:
+                opened[0].send("message", tag, [tensor], deadline=deadline)
+            except ConnectionLost as error:
+                raise self._health.link_broke(rank, error, deadline.operation) from error
+
+    def receive(self, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> None:
+        with self._guard:
+            inbox = self._inboxes.setdefault(rank, _Inbox())
+        while not self._take_aside(inbox, tensor, rank, tag, deadline):
+            try:
+                complete = self._read_one(inbox, tensor, rank, tag, deadline)
+            except ConnectionLost as error:
+                raise self._health.link_broke(rank, error, deadline.operation) from error
+            finally:
+                with inbox.changed:
+                    inbox.being_read = False
+                    inbox.changed.notify_all()
+            if complete:
+                return
+
+    def _take_aside(self, inbox: _Inbox, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> bool:
+        """True when the message was there already; False when it is this thread's turn to read."""
+        with inbox.changed:
+            while True:
+                if inbox.aside.get(tag):
+                    found = inbox.aside[tag].popleft()
+                    inbox.num_aside_bytes -= found.nbytes
+                    if not inbox.aside[tag]:
+                        del inbox.aside[tag]
+                    self._check(TensorSpec.of(found), tensor, rank, tag, deadline)
+                    tensor.copy_(found)
+                    return True
+                if not inbox.being_read:
+                    inbox.being_read = True
+                    return False
+                inbox.changed.wait(_GLANCE_S)
+                deadline.check(f"a message of {self._health.describe(rank)}")
+                if self._health.failure is not None:
+                    raise self._health.error(deadline.operation)
+
+    def _read_one(self, inbox: _Inbox, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> bool:
+        if inbox.connection is None:
+            inbox.connection = self._connect(rank, "mail-in", deadline)
+        header, _ = inbox.connection.receive_header(deadline=deadline)
+        arrived = header.read_body(int)
+        if arrived == tag:
+            self._check(self._only_spec(header, rank, deadline), tensor, rank, tag, deadline)
+            inbox.connection.receive_tensors(header, deadline=deadline, into=[tensor])
+            return True
+        if inbox.num_aside_bytes + self._only_spec(header, rank, deadline).num_bytes() > MAX_ASIDE_BYTES:
+            self._health.fail(
+                "aborted",
+                f"more than {MAX_ASIDE_BYTES >> 20} MiB of messages of {self._health.describe(rank)} wait for a "
+                f"receive with their tag (the last has tag {arrived}); receive them, or send less ahead",
+                rank,
+            )
+            raise self._health.error(deadline.operation)
+        (message,) = inbox.connection.receive_tensors(header, deadline=deadline)
+        with inbox.changed:
+            inbox.aside.setdefault(arrived, deque()).append(message)
+            inbox.num_aside_bytes += message.nbytes
+        return False
+
+    def _only_spec(self, header: Header, rank: int, deadline: Deadline) -> TensorSpec:
+        if len(header.tensors) != 1:
+            raise self._mismatch(
+                f"{self._health.describe(rank)} sent {len(header.tensors)} tensors in a message",
+                rank,
+                deadline,
+            )
+        return header.tensors[0]
+
+    def _check(self, sent: TensorSpec, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> None:
+        wanted = TensorSpec.of(tensor)
+        if sent != wanted:
+            text = (
+                f"{self._health.describe(rank)} sent {describe([sent])} with tag {tag} where "
+                f"{self._health.describe(self._health.rank)} receives {describe([wanted])}"
+            )
+            raise self._mismatch(text, rank, deadline)
+
+    def _mismatch(self, text: str, rank: int, deadline: Deadline) -> GroupError:
+        self._health.fail("mismatch", text, rank)
+        return self._health.error(deadline.operation)
+
+    def close(self) -> None:
+        with self._guard:
+            for _, opened in self._outboxes.values():
+                for connection in opened:
+                    connection.close()
+            for inbox in self._inboxes.values():
+                if inbox.connection is not None:
+                    inbox.connection.close()

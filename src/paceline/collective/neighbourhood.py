@@ -1,0 +1,197 @@
+"""Members of one host: each writes into slots of its own memory and reads those of the others.
+
+Each member has `NUM_SLOTS` slots in its shared memory, and one signal to and one from each neighbour. A move is a
+sequence of *rounds*, numbered through the life of the group. In round k a member fills its slot k mod NUM_SLOTS,
+signals all neighbours, waits for the signal of each, and reads what it needs of their slots. There is no second
+signal to say that reading is done; the count of slots makes it safe:
+
+    A member writes round k at the earliest after it has all signals of round k-2 (rounds may run one ahead). Whoever
+    signalled k-2 had by then read round k-4. So with 4 slots nothing is overwritten that somebody still reads.
+
+The first round of an operation carries its header: where the tensor lies if it is in the arena, the operation's
+number and its signature. All neighbours compare it with theirs before they use any data.
+
+Only data moves by memory, never a signal: signals are eventfds, so every wait is also a wait for the death of the
+others.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+
+import torch
+
+from paceline.collective.base import Operation
+from paceline.collective.health import Health
+from paceline.collective.signature import decode
+from paceline.errors import ProtocolError
+from paceline.wire.descriptors import Fd
+from paceline.wire.memory import SharedMemory
+from paceline.wire.waiting import READ
+
+NUM_SLOTS = 4
+HEADER_BYTES = 8192
+SLOT_BYTES = 512 * 1024
+STRIDE_BYTES = HEADER_BYTES + SLOT_BYTES
+FIXED_BYTES = NUM_SLOTS * STRIDE_BYTES
+_LOCATION = struct.Struct("<q")
+_NUMBER = struct.Struct("<QI")
+COUNTS_AT = HEADER_BYTES // 2
+MAX_SIGNATURE_BYTES = COUNTS_AT - _LOCATION.size - _NUMBER.size
+MAX_NEIGHBOURS = (HEADER_BYTES - COUNTS_AT) // 16
+
+# One failed read of a signal costs about a microsecond: this is how long a wait spins before it sleeps.
+NUM_SPINS = 60
+
+Step = Callable[[int, int], None]
+
+
+class Neighbour:
+    """Another member of this host: its memory, the signal that it waits for, and the one that we wait for."""
+
+    def __init__(self, rank: int, memory: SharedMemory, outgoing: Fd, incoming: Fd) -> None:
+        self.rank = rank
+        self.memory = memory
+        self.outgoing = outgoing
+        self.incoming = incoming
+
+    def close(self) -> None:
+        self.memory.close()
+        self.outgoing.close()
+        self.incoming.close()
+
+
+class Neighbourhood:
+    """`neighbours` are the other members of this host; `ranks` all of them with this one, in order."""
+
+    def __init__(self, health: Health, memory: SharedMemory, neighbours: Sequence[Neighbour]) -> None:
+        self.health = health
+        self.memory = memory
+        self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.rank)
+        self.ranks = sorted([health.rank, *(neighbour.rank for neighbour in neighbours)])
+        self.index = self.ranks.index(health.rank)
+        self.memories = {neighbour.rank: neighbour.memory for neighbour in neighbours} | {health.rank: memory}
+        self._signals = [neighbour.outgoing for neighbour in self.neighbours]
+        self._round = 0
+        self._slots: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+        self._fits_cores = len(self.ranks) <= len(os.sched_getaffinity(0))
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    def rounds(self, operation: Operation, count: int, write: Step, read: Step, *, ahead: bool = True) -> None:
+        """Do `write(k, slot)` and `read(k, slot)` for k in 0..count-1. With `ahead`, round k+1 is written before k is
+        read."""
+        if count == 0:
+            return
+        first = self._round
+
+        def put(k: int) -> None:
+            write(k, (first + k) % NUM_SLOTS)
+            self.signal_all()
+
+        put(0)
+        for k in range(count):
+            if ahead and k + 1 < count:
+                put(k + 1)
+            self.wait_all(operation)
+            read(k, (first + k) % NUM_SLOTS)
+            if not ahead and k + 1 < count:
+                put(k + 1)
+        self._round = first + count
+
+    def open(self, operation: Operation, location: int = -1, counts: Sequence[int] | None = None) -> list[int]:
+        """The first round of an operation: compare headers. Returns where each local member's tensor lies (-1: not in
+        the arena)."""
+        slot = self.next_slot()
+        self.write_header(operation, slot, location, counts)
+        self.signal_all()
+        self.wait_all(operation)
+        self._round += 1
+        return self.read_headers(operation, slot)
+
+    def write_header(
+        self, operation: Operation, slot: int, location: int = -1, counts: Sequence[int] | None = None
+    ) -> None:
+        at = slot * STRIDE_BYTES
+        header = _LOCATION.pack(location) + _NUMBER.pack(operation.number, len(operation.encoded)) + operation.encoded
+        self.memory.view[at : at + len(header)] = header
+        if counts is not None:
+            packed = struct.pack(f"<{len(counts)}q", *counts)
+            self.memory.view[at + COUNTS_AT : at + COUNTS_AT + len(packed)] = packed
+
+    def read_headers(self, operation: Operation, slot: int) -> list[int]:
+        at = slot * STRIDE_BYTES
+        expected = _NUMBER.pack(operation.number, len(operation.encoded)) + operation.encoded
+        start = at + _LOCATION.size
+        locations = []
+        for rank in self.ranks:
+            view = self.memories[rank].view
+            if rank != self.health.rank and view[start : start + len(expected)] != expected:
+                self._fail_mismatch(operation, rank, view[start : at + COUNTS_AT])
+            locations.append(_LOCATION.unpack_from(view, at)[0])
+        return locations
+
+    def _fail_mismatch(self, operation: Operation, rank: int, header: memoryview) -> None:
+        _, length = _NUMBER.unpack_from(header)
+        theirs = decode(header[_NUMBER.size : _NUMBER.size + length])
+        self.health.differ(rank, theirs, operation.signature, operation.number)
+        raise self.health.error(operation.deadline.operation)
+
+    def next_slot(self) -> int:
+        return self._round % NUM_SLOTS
+
+    def signal_all(self) -> None:
+        for signal in self._signals:
+            os.eventfd_write(signal.number, 1)
+
+    def wait_all(self, operation: Operation) -> None:
+        for neighbour in self.neighbours:
+            self._wait(neighbour, operation)
+
+    def _wait(self, neighbour: Neighbour, operation: Operation) -> None:
+        signal = neighbour.incoming.number
+        read = os.eventfd_read
+        for _ in range(NUM_SPINS if operation.spins and self._fits_cores else 1):
+            try:
+                read(signal)
+                return
+            except BlockingIOError:
+                continue
+        while True:
+            self.health.wait_any([(signal, READ)], operation.deadline, self.health.describe(neighbour.rank))
+            try:
+                read(signal)
+                return
+            except BlockingIOError:
+                if self.health.has_departed(neighbour.rank):
+                    self.health.lost(neighbour.rank, "left the group")
+                    raise self.health.error(operation.deadline.operation) from None
+
+    # -- slots -------------------------------------------------------------------------------------------------------
+
+    def slots(self, dtype: torch.dtype) -> list[list[torch.Tensor]]:
+        """slots[slot][index of the local member]: the data of a slot as a flat tensor. Made once for each type."""
+        found = self._slots.get(dtype)
+        if found is None:
+            num_elements = SLOT_BYTES // dtype.itemsize
+            found = [
+                [
+                    self.memories[rank].tensor(slot * STRIDE_BYTES + HEADER_BYTES, num_elements, dtype)
+                    for rank in self.ranks
+                ]
+                for slot in range(NUM_SLOTS)
+            ]
+            self._slots[dtype] = found
+        return found
+
+    def close(self) -> None:
+        for neighbour in self.neighbours:
+            neighbour.close()
+        self.memory.close()
+
+
+def check_size(num_members: int) -> None:
+    if num_members > MAX_NEIGHBOURS:
+        raise ProtocolError(f"{num_members} members on one host are over the limit of {MAX_NEIGHBOURS}")

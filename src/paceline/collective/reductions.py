@@ -1,0 +1,76 @@
+"""How two tensors become one, and which types each reduction takes. A reduction has no state: it is a row of a
+table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+
+_BITS = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool})
+_FRACTIONS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128})
+_COMPLEX = frozenset({torch.complex64, torch.complex128})
+_ORDERED = (_BITS | _FRACTIONS) - _COMPLEX
+
+
+class Reduction(NamedTuple):
+    """`combine(a, b, out)` may be given `out` that is `a` or `b`. `a` is always the operand of the lower rank."""
+
+    combine: Combine
+    dtypes: frozenset[torch.dtype]
+    divides: bool = False
+
+
+def _add(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
+    return torch.add(a, b, out=out)
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
+    return torch.mul(a, b, out=out)
+
+
+def _minimum(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
+    return torch.minimum(a, b, out=out)
+
+
+def _maximum(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
+    return torch.maximum(a, b, out=out)
+
+
+def _and(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
+    return torch.bitwise_and(a, b, out=out)
+
+
+def _or(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
+    return torch.bitwise_or(a, b, out=out)
+
+
+def _xor(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
+    return torch.bitwise_xor(a, b, out=out)
+
+
+REDUCTIONS: dict[str, Reduction] = {
+    "sum": Reduction(_add, _BITS | _FRACTIONS),
+    "mean": Reduction(_add, _FRACTIONS, divides=True),
+    "product": Reduction(_multiply, _BITS | _FRACTIONS),
+    "min": Reduction(_minimum, _ORDERED),
+    "max": Reduction(_maximum, _ORDERED),
+    "band": Reduction(_and, _BITS),
+    "bor": Reduction(_or, _BITS),
+    "bxor": Reduction(_xor, _BITS),
+}
+
+
+def find(name: str, dtype: torch.dtype) -> Reduction:
+    """The reduction, or an error that says which there are."""
+    try:
+        reduction = REDUCTIONS[name]
+    except (KeyError, TypeError):
+        raise ValueError(f"there is no reduction {name!r}; choose one of: {', '.join(REDUCTIONS)}") from None
+    if dtype not in reduction.dtypes:
+        takes = ", ".join(sorted(str(known).removeprefix("torch.") for known in reduction.dtypes))
+        raise TypeError(f"the reduction {name!r} does not take {dtype}; it takes {takes}")
+    return reduction

@@ -1,0 +1,51 @@
+"""What a member is about to do, in a form that members can compare.
+
+Every operation of a group has a number; all members must give the same number the same signature. It travels with the
+data (in the slot's header, in the stream's opening frame), so that a difference is an error that names both sides
+before any wrong byte is used.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Signature(msgspec.Struct, frozen=True, array_like=True):
+    """`sizes` are the elements of each rank where those may differ; `root` is -1 where there is none."""
+
+    operation: str
+    reduction: str
+    dtype: str
+    shape: tuple[int, ...]
+    root: int = -1
+    algorithm: str = ""
+    sizes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [
+            part for part in (self.reduction, f"root={self.root}" if self.root >= 0 else "", self.algorithm) if part
+        ]
+        tensor = f"{self.dtype}{list(self.shape)}" if self.dtype else ""
+        if self.sizes:
+            parts.append(f"sizes={list(self.sizes)}")
+        inside = ", ".join(([tensor] if tensor else []) + parts)
+        return f"{self.operation}({inside})"
+
+
+class Numbered(msgspec.Struct, frozen=True, array_like=True):
+    """The opening of a stream, and what a waiting member tells the others."""
+
+    number: int
+    signature: Signature
+
+
+def encode(signature: Signature) -> bytes:
+    return msgspec.msgpack.encode(signature)
+
+
+def decode(data: bytes | memoryview) -> Signature | None:
+    """None for bytes that are no signature."""
+    try:
+        return msgspec.msgpack.decode(data, type=Signature)
+    except msgspec.DecodeError:
+        return None

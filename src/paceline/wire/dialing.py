@@ -1,0 +1,135 @@
+"""How a process reaches others: connect, TLS around it, handshake. And how it listens. Errors say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+from typing import Any
+
+from paceline.errors import AddressError, ConnectionLost, HandshakeRefused, PacelineError
+from paceline.wire import handshake
+from paceline.wire.connection import Connection
+from paceline.wire.deadline import Deadline
+from paceline.wire.descriptors import creating
+from paceline.wire.handshake import Credentials
+from paceline.wire.waiting import PLAIN, READ, WRITE, Waiter
+
+
+def dial(
+    mine: Credentials,
+    address: tuple[str, int] | str,
+    purpose: str,
+    *,
+    deadline: Deadline,
+    tls: bool,
+    pin: bytes | None,
+    waiter: Waiter = PLAIN,
+) -> Connection:
+    """A connection that passed the handshake. `address` is (host, port), or the local name of an endpoint on this
+    host, which needs no TLS. `pin` is the fingerprint that the other side must have; None accepts any that knows the
+    secret."""
+    connection = connect(address, deadline, waiter)
+    try:
+        shown = None
+        if tls and not connection.is_local:
+            connection = wrap_tls(connection, mine.identity.client_context, deadline, server=False)
+            assert isinstance(connection.socket, ssl.SSLSocket)
+            shown = connection.socket.getpeercert(binary_form=True)
+        hello = handshake.dial(connection, mine, purpose, shown_certificate=shown, pin=pin, deadline=deadline)
+    except BaseException:
+        connection.close()
+        raise
+    connection.peer = f"{hello.role} {hello.member}"
+    return connection
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    family, address = _resolve(host, port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(256)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise AddressError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose a free port (0 lets the system choose) "
+            "and an address of this machine"
+        ) from error
+    return listener
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise AddressError(
+            f"the host name {host!r} does not resolve ({error}); check its spelling, or give an IP address"
+        ) from error
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def connect(address: tuple[str, int] | str, deadline: Deadline, waiter: Waiter) -> Connection:
+    if isinstance(address, str):
+        peer = "a process of this host"
+        family, target = socket.AF_UNIX, f"\0{address}"
+    else:
+        peer = f"{address[0]}:{address[1]}"
+        family, target = _resolve(*address)
+    with creating:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        connection = Connection(sock, peer=peer, waiter=waiter)
+    try:
+        if connection.is_local:
+            # A full backlog makes a non-blocking connect to a Unix socket fail instead of waiting.
+            sock.settimeout(deadline.remaining_s() or 0.001)
+            sock.connect(target)
+            sock.setblocking(False)
+            return connection
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(target)
+        waiter.wait_any([(sock.fileno(), WRITE)], deadline, f"{peer} to accept a connection")
+        problem = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if problem:
+            raise OSError(problem, os.strerror(problem))
+        return connection
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, OSError) and not isinstance(error, PacelineError):
+            raise AddressError(
+                f"cannot reach {peer}: {error.strerror or error}; is the other side still running, "
+                "and is a firewall in between?"
+            ) from error
+        raise
+
+
+def wrap_tls(connection: Connection, context: ssl.SSLContext, deadline: Deadline, *, server: bool) -> Connection:
+    """The same connection, inside TLS. On an error the connection is closed."""
+    peer = connection.peer
+    try:
+        with creating:
+            sock = context.wrap_socket(connection.socket, server_side=server, do_handshake_on_connect=False)
+            wrapped = Connection(sock, peer=peer, waiter=connection.waiter)
+    except OSError as error:
+        connection.close()
+        raise ConnectionLost(f"{peer} left before TLS began: {error}") from error
+    while True:
+        try:
+            sock.do_handshake()
+            return wrapped
+        except ssl.SSLWantReadError:
+            wanted = READ
+        except ssl.SSLWantWriteError:
+            wanted = WRITE
+        except OSError as error:
+            wrapped.close()
+            raise HandshakeRefused(f"{peer} does not speak our TLS ({error}); is TLS on at both sides?") from error
+        try:
+            wrapped.waiter.wait_any([(sock.fileno(), wanted)], deadline, f"TLS with {peer}")
+        except PacelineError:
+            wrapped.close()
+            raise

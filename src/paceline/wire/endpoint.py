@@ -1,0 +1,236 @@
+"""Where a process can be reached.
+
+An endpoint listens on one TCP port and, for members of the same host, on one Unix socket in the abstract namespace:
+that has no file, and is seen only inside its network namespace, so what reaches it really is on this host. A thread
+accepts, short-lived threads do handshakes; a connection that passed waits, under its purpose, for whoever expects it.
+
+    purpose = "<room>/<detail>"   e.g. "group 7f.3/watch/2"
+
+`expect(purpose)` gives an `Expectation` with a descriptor to wait on, so a wait for a visitor can also end because a
+member died. A room that is open keeps its visitors until it closes; visitors of a room that is not open yet (this
+member is the later one) are kept for `PARKING_S`.
+
+Failure: who does not finish its handshake within `HANDSHAKE_S`, speaks garbage or lacks the secret is closed and
+logged once an address and reason; it has cost one thread and 4 KiB for that long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from paceline.errors import DeadlineExceeded, WireError
+from paceline.wire import handshake
+from paceline.wire.connection import Connection
+from paceline.wire.deadline import Deadline
+from paceline.wire.descriptors import creating, eventfd, register
+from paceline.wire.dialing import listen_tcp, wrap_tls
+from paceline.wire.handshake import Credentials, Visitor
+from paceline.wire.waiting import PLAIN, READ, Waiter
+
+logger = logging.getLogger("paceline.wire")
+
+HANDSHAKE_S = 5.0
+PARKING_S = 60.0
+MAX_HANDSHAKES = 128
+MAX_PARKED = 1024
+MAX_LOGGED = 256
+
+Handler = Callable[[Connection, Visitor], None]
+
+
+class Expectation:
+    """A visitor that somebody waits for; readable when it is there."""
+
+    def __init__(self, purpose: str) -> None:
+        self.purpose = purpose
+        self._arrived = eventfd()
+        self._visit: tuple[Connection, Visitor] | None = None
+
+    def deliver(self, connection: Connection, visitor: Visitor) -> None:
+        self._visit = (connection, visitor)
+        os.eventfd_write(self._arrived.fileno(), 1)
+
+    def wait(self, deadline: Deadline, waited_for: str, waiter: Waiter = PLAIN) -> tuple[Connection, Visitor]:
+        while self._visit is None:
+            waiter.wait_any([(self._arrived.fileno(), READ)], deadline, waited_for)
+        self._arrived.close()
+        return self._visit
+
+
+class Endpoint:
+    """Listens on `host` (loopback unless asked otherwise) from the moment it is made until `close`."""
+
+    def __init__(self, credentials: Credentials, *, host: str = "127.0.0.1", port: int = 0, tls: bool = False) -> None:
+        self.credentials = credentials
+        self.tls = tls
+        self._lock = threading.Lock()
+        self._rooms: dict[str, Handler | None] = {}
+        self._expected: dict[str, Expectation] = {}
+        self._parked: dict[str, tuple[float, Connection, Visitor]] = {}
+        self._logged: set[tuple[str, str]] = set()
+        self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._closing = eventfd()
+        with creating:
+            self._tcp = listen_tcp(host, port)
+            register(self)
+        self.address: tuple[str, int] = self._tcp.getsockname()[:2]
+        self.local_name = f"paceline-{secrets.token_hex(16)}"
+        with creating:
+            self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._unix.bind(f"\0{self.local_name}")
+            self._unix.listen(256)
+        self._acceptor = threading.Thread(target=self._accept_forever, name="paceline-accept", daemon=True)
+        self._acceptor.start()
+
+    # -- visitors ----------------------------------------------------------------------------------------------------
+
+    def open_room(self, room: str, handler: Handler | None = None) -> None:
+        """Visitors of this room are kept until it closes, or, with a handler, given to it on a thread of their
+        own."""
+        with self._lock:
+            self._rooms[room] = handler
+
+    def close_room(self, room: str) -> None:
+        with self._lock:
+            self._rooms.pop(room, None)
+            for purpose in [purpose for purpose in self._parked if _room_of(purpose) == room]:
+                self._parked.pop(purpose)[1].close()
+            for purpose in [purpose for purpose in self._expected if _room_of(purpose) == room]:
+                del self._expected[purpose]
+
+    def num_rooms(self) -> int:
+        with self._lock:
+            return len(self._rooms)
+
+    def expect(self, purpose: str) -> Expectation:
+        expectation = Expectation(purpose)
+        with self._lock:
+            parked = self._parked.pop(purpose, None)
+            if parked is None:
+                self._expected[purpose] = expectation
+        if parked is not None:
+            expectation.deliver(parked[1], parked[2])
+        return expectation
+
+    def _receive(self, connection: Connection, visitor: Visitor) -> None:
+        with self._lock:
+            self._drop_stale()
+            handler = self._rooms.get(_room_of(visitor.purpose))
+            expectation = self._expected.pop(visitor.purpose, None)
+            if handler is None and expectation is None:
+                if len(self._parked) >= MAX_PARKED or visitor.purpose in self._parked:
+                    connection.close()
+                    return
+                self._parked[visitor.purpose] = (time.monotonic(), connection, visitor)
+        if expectation is not None:
+            expectation.deliver(connection, visitor)
+        elif handler is not None:
+            handler(connection, visitor)
+
+    def _drop_stale(self) -> None:
+        oldest = time.monotonic() - PARKING_S
+        for purpose, (since, connection, _) in list(self._parked.items()):
+            if since < oldest and _room_of(purpose) not in self._rooms:
+                del self._parked[purpose]
+                connection.close()
+
+    # -- accepting ---------------------------------------------------------------------------------------------------
+
+    def _accept_forever(self) -> None:
+        poll = select.poll()
+        for owner in (self._closing, self._tcp, self._unix):
+            poll.register(owner.fileno(), READ)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._closing.number in ready or self._closing.number < 0:
+                return
+            for listener in (self._tcp, self._unix):
+                if listener.fileno() in ready:
+                    self._accept_one(listener)
+
+    def _accept_one(self, listener: socket.socket) -> None:
+        try:
+            with creating:
+                sock, address = listener.accept()
+                connection = Connection(sock, peer=_name_of(listener, address))
+        except OSError as error:
+            # Out of descriptors, or the visitor left again; a pause keeps a full table from becoming a busy loop.
+            logger.warning("cannot accept a connection: %s", error)
+            self._closing_soon(0.05)
+            return
+        if not self._handshakes.acquire(timeout=HANDSHAKE_S):
+            connection.close()
+            return
+        threading.Thread(target=self._welcome, args=(connection,), name="paceline-welcome", daemon=True).start()
+
+    def _closing_soon(self, seconds: float) -> None:
+        with contextlib.suppress(DeadlineExceeded, ValueError):
+            PLAIN.wait_any([(self._closing.fileno(), READ)], Deadline(seconds, "accept"), "room for a connection")
+
+    def _welcome(self, connection: Connection) -> None:
+        try:
+            deadline = Deadline(HANDSHAKE_S, f"handshake with {connection.peer}")
+            if self.tls and not connection.is_local:
+                connection = wrap_tls(connection, self.credentials.identity.server_context, deadline, server=True)
+            visitor = handshake.receive_visitor(connection, self.credentials, deadline=deadline)
+        except WireError as error:
+            connection.close()
+            self._log_refusal(connection.peer, error)
+            return
+        finally:
+            self._handshakes.release()
+        connection.peer = f"{visitor.role} {visitor.member}"
+        self._receive(connection, visitor)
+
+    def _log_refusal(self, peer: str, error: WireError) -> None:
+        key = (peer.rpartition(":")[0], type(error).__name__)
+        with self._lock:
+            if key in self._logged or len(self._logged) >= MAX_LOGGED:
+                return
+            self._logged.add(key)
+        logger.warning("refused %s: %s (further ones of this kind from there are not logged)", peer, error)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop listening; connections that were handed out live on."""
+        if self._closing.number < 0:
+            return
+        os.eventfd_write(self._closing.fileno(), 1)
+        self._acceptor.join()
+        with self._lock:
+            for _, connection, _ in self._parked.values():
+                connection.close()
+            self._parked.clear()
+        for owner in (self._tcp, self._unix, self._closing):
+            owner.close()
+
+    def abandon(self) -> None:
+        for listener in (self._tcp, getattr(self, "_unix", None)):
+            if listener is not None and listener.fileno() >= 0:
+                os.close(listener.detach())
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _room_of(purpose: str) -> str:
+    return purpose.partition("/")[0]
+
+
+def _name_of(listener: socket.socket, address: object) -> str:
+    if listener.family == socket.AF_UNIX:
+        return "a process of this host"
+    assert isinstance(address, tuple)
+    return f"{address[0]}:{address[1]}"
