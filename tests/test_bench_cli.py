@@ -207,9 +207,7 @@ def test_ratio_says_how_many_times_faster() -> None:
 def test_record_is_complete_json() -> None:
     content = report.record(make_plan(), make_results(), machine={"cpu": "x"}, command="paceline bench")
     read = json.loads(json.dumps(content))
-    assert {"benchmark", "date", "command", "machine", "versions", "settings", "results", "ratios"} == set(
-        read
-    )
+    assert {"benchmark", "date", "command", "machine", "versions", "settings", "results", "ratios"} == set(read)
     assert len(read["results"]) == 4
     first = read["results"][0]
     assert (first["rounds_ms"], first["median_ms"]) == ([0.01, 0.03], 0.02)
@@ -251,9 +249,7 @@ def test_plot_is_drawn(tmp_path: Path) -> None:
         (["--plot", "/nonexistent/folder/out.png"], "there is no folder"),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(
-    options: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_one_line_and_code_2(options: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "run", lambda *args, **kwargs: pytest.fail("measured in spite of it"))
     against = [] if "--against" in options else ["--against", "gloo"]
     done = CliRunner().invoke(app, ["bench", "allreduce", *against, *options])
@@ -307,9 +303,7 @@ def test_command_writes_what_it_measured(tmp_path: Path, leaves_nothing: None) -
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.skipif(
-    util.find_spec("paceline.collective.meeting") is None, reason="no collectives in this build"
-)
+@pytest.mark.skipif(util.find_spec("paceline.collective.meeting") is None, reason="no collectives in this build")
 def test_paceline_is_measured_against_gloo(leaves_nothing: None) -> None:
     ours = contenders_of(["auto", "direct", "ring"], ["arena", "ordinary"], ["gloo"])
     plan = make_plan(contenders=ours, sizes=(1024, 65536))
@@ -319,9 +313,10 @@ def test_paceline_is_measured_against_gloo(leaves_nothing: None) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", ["gloo", "openmpi", "impi"])
+@pytest.mark.parametrize("name", ["paceline", "gloo", "openmpi", "impi"])
 def test_worker_killed_in_the_middle_ends_everything(name: str, leaves_nothing: None) -> None:
-    plan = make_plan(contenders=tuple({Contender(name): 0, GLOO: 0}), num_rounds=1000, sizes=(1024,))
+    ours = OURS if name == "paceline" else Contender(name)
+    plan = make_plan(contenders=tuple({ours: 0, GLOO: 0}), num_rounds=1000, sizes=(1024,))
     libraries = [found(library) for library in plan.libraries]
 
     def kill_one(step: Step) -> None:
@@ -332,7 +327,7 @@ def test_worker_killed_in_the_middle_ends_everything(name: str, leaves_nothing: 
         measure.run(plan, libraries, on_step=kill_one)
     message = str(caught.value)
     assert message.startswith(f"{name}: ")
-    if name == "gloo":
+    if name in ("paceline", "gloo"):
         assert "was ended by SIGKILL" in message
     else:
         assert "signal" in message.lower()
@@ -349,9 +344,7 @@ def test_interrupt_leaves_nothing(leaves_nothing: None) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_worker_that_cannot_start_shows_its_last_lines(
-    leaves_nothing: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_that_cannot_start_shows_its_last_lines(leaves_nothing: None, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = peers.Library(name="gloo", environment={"GLOO_SOCKET_IFNAME": "no-such-interface"})
     with pytest.raises(BenchError, match="no-such-interface"):
         measure.run(make_plan(contenders=(GLOO,)), [broken])

@@ -22,6 +22,8 @@ sent.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PacelineError(Exception):
     """The root of all errors that Paceline raises on its own account."""
@@ -70,6 +72,14 @@ class PeerLost(GroupError):
         super().__init__(message)
         self.member = member
         self.rank = rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _lost_again, (str(self), self.member, self.rank)
+
+
+def _lost_again(message: str, member: str, rank: int) -> PeerLost:
+    """Unpickles a `PeerLost`, whose arguments have names."""
+    return PeerLost(message, member=member, rank=rank)
 
 
 class Mismatch(GroupError):

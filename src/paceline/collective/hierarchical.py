@@ -45,8 +45,9 @@ class Hierarchical:
     def _reduce_between(self, operation: Operation, piece: torch.Tensor, reduction: Reduction) -> None:
         drivers = [host[self._slice] for host in self._hosts]
         algorithm = tree.all_reduce if piece.nbytes <= TREE_BYTES else ring.all_reduce
-        everybody = sum(len(host) for host in self._hosts)
-        algorithm(self._links, operation, piece, reduction, drivers, everybody)
+        algorithm(self._links, operation, piece, reduction._replace(divides=False), drivers)
+        if reduction.divides:
+            piece.div_(sum(len(host) for host in self._hosts))
 
     def _reduce_inside(
         self,

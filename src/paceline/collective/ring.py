@@ -27,7 +27,6 @@ def all_reduce(
     tensor: torch.Tensor,
     reduction: Reduction,
     members: Sequence[int] | None = None,
-    divisor: int | None = None,
 ) -> None:
     """Reduce a flat tensor in place over `members` (all, unless given), which lists ranks in the order of the
     ring."""
@@ -60,7 +59,7 @@ def all_reduce(
             chunk = tensor[low:high]
             reduction.combine(scratch[: high - low], chunk, chunk)
             if reduction.divides and hop == num - 1:
-                chunk.div_(divisor or num)
+                chunk.div_(num)
             pass_on(low, high)
 
     for hop in range(num - 1):

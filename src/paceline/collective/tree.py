@@ -29,7 +29,6 @@ def all_reduce(
     tensor: torch.Tensor,
     reduction: Reduction,
     members: Sequence[int] | None = None,
-    divisor: int | None = None,
 ) -> None:
     """Reduce a flat tensor in place over `members` (all, unless given)."""
     ranks = list(members) if members is not None else links.order
@@ -47,7 +46,7 @@ def all_reduce(
     for low, high in spans(0, tensor.numel(), step):
         _reduce_piece(traffic, ranks, position, core, tensor[low:high], scratch[: high - low], reduction)
     if reduction.divides and position < core:
-        tensor.div_(divisor or num)
+        tensor.div_(num)
     for extra in range(core, num):
         if position == extra - core:
             traffic.post(ranks[extra], raw_bytes(tensor))

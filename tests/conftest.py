@@ -1,0 +1,70 @@
+"""After every test nothing may be left: processes, descriptors, threads, namespaces, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Helpers of multiprocessing that live as long as the test run.
+_LASTING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compares what there is before and after; what lasts for a module is made before the first look."""
+    for name in request.fixturenames:
+        if name != "nothing_is_left":
+            request.getfixturevalue(name)
+    before = _present()
+    yield
+    deadline = time.monotonic() + 5.0
+    while (left := _left(before)) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert not left, f"left behind by this test: {left}"
+
+
+def _left(before: dict[str, set[str]]) -> dict[str, list[str]]:
+    now = _present()
+    return {kind: sorted(now[kind] - before[kind]) for kind in now if now[kind] - before[kind]}
+
+
+def _present() -> dict[str, set[str]]:
+    return {
+        "descriptors": _descriptors(),
+        "processes": _children(),
+        "threads": {thread.name for thread in threading.enumerate() if thread.name.startswith("paceline")},
+        "shared memory": {path.name for path in Path("/dev/shm").iterdir()},
+        "namespaces": {path.name for path in Path("/run/netns").glob("pl-*")},
+    }
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue  # the listing's own descriptor
+        if not target.startswith(("/dev/", "pipe:", "/proc")) or "memfd" in target:
+            found.add(f"{entry.name} -> {target}")
+    return found
+
+
+def _children() -> set[str]:
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+            if not any(lasting in command for lasting in _LASTING):
+                found.add(f"{pid}: {command}")
+    return found

@@ -1,0 +1,62 @@
+"""A module imports only from floors below its own; the public surface is what the package exports."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import paceline
+import pytest
+
+SOURCE = Path(paceline.__file__).parent
+# From the ground up. Floors in one row know nothing of each other.
+FLOORS = [
+    {"errors"},
+    {"wire"},
+    {"control"},
+    {"collective", "server", "data", "checkpoint"},
+    {"strategy"},
+    {"train"},
+    {"testing"},
+    {"cli"},
+]
+LEVEL = {floor: level for level, floors in enumerate(FLOORS) for floor in floors}
+
+
+def floor_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively; say from which floor"
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return {name for name in found if name.split(".")[0] == "paceline"}
+
+
+MODULES = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent != SOURCE]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_only_from_floors_below(path: Path) -> None:
+    mine = path.relative_to(SOURCE).parts[0]
+    assert mine in LEVEL, f"{mine} is not a floor; add it to the list where it belongs"
+    for name in imports_of(path):
+        theirs = floor_of(name)
+        if theirs in LEVEL and theirs != mine:
+            assert LEVEL[theirs] < LEVEL[mine], f"{path.name} ({mine}) imports {name} from a floor that is not below"
+
+
+def test_the_public_surface_is_what_the_package_exports() -> None:
+    exported = set(paceline.__all__)
+    visible = {name for name in vars(paceline) if not name.startswith("_")}
+    modules = {path.stem for path in SOURCE.iterdir()}
+    assert visible - modules - {"annotations"} <= exported
+    for name in exported:
+        assert getattr(paceline, name).__module__.startswith("paceline")
