@@ -8,7 +8,8 @@ returns when it is complete on this member (or at once, with `async_op=True`, an
     DeadlineExceeded   nothing happened for `timeout_s`; names who was waited for
     GroupAborted       `abort` was called here or elsewhere
 
-After any of these the group is over, every later call raises the same, and the contents of tensors under way are
+A member that was late may complete the operation that the others gave up, if all of them had come to it; never a later one.
+After any of these errors the group is over, every later call raises the same, and the contents of tensors under way are
 undefined. `regroup` makes the next group in the same processes.
 
 Tensors from `empty` lie in shared memory: reducing them needs no copy on one host. Their memory belongs to this

@@ -153,21 +153,23 @@ class Neighbourhood:
     def _wait(self, neighbour: Neighbour, operation: Operation) -> None:
         signal = neighbour.incoming.number
         read = os.eventfd_read
-        for _ in range(NUM_SPINS if operation.spins and self._fits_cores else 1):
+        for _ in range(NUM_SPINS if operation.spins and self._fits_cores else 0):
             try:
                 read(signal)
                 return
             except BlockingIOError:
                 continue
         while True:
-            self.health.wait_any([(signal, READ)], operation.deadline, self.health.describe(neighbour.rank))
+            # Asked before the read: what was signalled before a goodbye is there by now.
+            departed = self.health.has_departed(neighbour.rank)
             try:
                 read(signal)
                 return
             except BlockingIOError:
-                if self.health.has_departed(neighbour.rank):
+                if departed:
                     self.health.lost(neighbour.rank, "left the group")
                     raise self.health.error(operation.deadline.operation) from None
+            self.health.wait_any([(signal, READ)], operation.deadline, self.health.describe(neighbour.rank))
 
     # -- slots -------------------------------------------------------------------------------------------------------
 

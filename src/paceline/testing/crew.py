@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.collective import Group, meeting
 from paceline.collective.meeting import Meeting, Where
@@ -68,7 +68,8 @@ class Crew:
             where = Where(tls=tls, host_label="" if lab else label)
             invitation = self._meeting.invitation if self._meeting else ""
             arguments = (theirs, rank, size, invitation, where, place.name if place else "")
-            process = context.Process(target=_serve, args=arguments, name=f"member-{rank}", daemon=True)
+            # Not a daemon: those may have no children, and members have loader workers.
+            process = context.Process(target=_serve, args=arguments, name=f"member-{rank}")
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -85,12 +86,12 @@ class Crew:
         """The results in order of rank; a `CrewError` if one raised, died or took too long."""
         outcomes = self.outcomes(ranks, timeout_s=timeout_s)
         for rank, outcome in zip(self._these(ranks), outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                raise CrewError(f"rank {rank}: {outcome}") from outcome
+            if isinstance(outcome, Raised):
+                raise CrewError(f"rank {rank}: {outcome.error}") from outcome.error
         return outcomes
 
     def outcomes(self, ranks: Sequence[int] | None = None, *, timeout_s: float | None = None) -> list[Any]:
-        """The same, with what was raised in place of a result."""
+        """The same, with a `Raised` in place of a result where a member raised."""
         ends_at = time.monotonic() + (timeout_s or self._timeout_s)
         return [self._outcome(rank, ends_at) for rank in self._these(ranks)]
 
@@ -112,9 +113,9 @@ class Crew:
         try:
             value = self._receive(rank, ends_at)
         except CrewError as error:
-            return error
+            return Raised(error)
         if isinstance(value, _Said):
-            return CrewError(f"spoke where it should have ended: {value.value!r}")
+            return Raised(CrewError(f"spoke where it should have ended: {value.value!r}"))
         return value
 
     def _receive(self, rank: int, ends_at: float) -> Any:
@@ -172,6 +173,12 @@ class Crew:
         self.close()
 
 
+class Raised(NamedTuple):
+    """What a function raised in a process of the crew."""
+
+    error: BaseException
+
+
 class _Said:
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -219,7 +226,7 @@ def _serve(pipe: Connection, rank: int, size: int, invitation: str, where: Where
                 group = meeting.join(invitation, rank, size, where=where, timeout_s=30.0)
             outcome = function(group, *arguments)
         except BaseException as error:  # noqa: BLE001  the test sees it
-            outcome = _portable(error)
+            outcome = Raised(_portable(error))
         pipe.send(outcome)
     if group is not None:
         group.close()

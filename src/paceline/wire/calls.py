@@ -20,7 +20,7 @@ import torch
 from paceline.errors import CallFailed, ConnectionLost, ProtocolError
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
-from paceline.wire.frame import Header
+from paceline.wire.frame import UNREADABLE, Header
 
 
 class Reply(NamedTuple):
@@ -35,7 +35,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     def read(self, arguments_type: type[Any]) -> Any:
         try:
             return msgspec.msgpack.decode(self.arguments, type=arguments_type)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ProtocolError(f"{self.operation}: arguments that cannot be read: {error}") from error
 
 
@@ -53,7 +53,8 @@ def call(
 ) -> tuple[Header, list[torch.Tensor]]:
     """Ask for one result. With `into`, its tensors are received straight into those."""
     _send_call(connection, operation, arguments, tensors, deadline)
-    header, received = connection.receive(deadline=deadline, into=into)
+    # An error comes without tensors: what the caller gave as their destination counts for a result only.
+    header, received = connection.receive(deadline=deadline, into=into, into_kind="return")
     if header.kind != "return":
         _raise_unless_item(connection, operation, header, "return")
     return header, received
@@ -95,20 +96,32 @@ def serve(connection: Connection, handlers: Mapping[str, Handler], *, idle_s: fl
         request = header.read_body(Call)
         deadline = Deadline(answer_s, f"answering {request.operation} of {connection.peer}")
         try:
-            handler = handlers.get(request.operation)
-            if handler is None:
-                raise ProtocolError(f"there is no operation {request.operation!r} here")
-            result = handler(request, tensors)
-            if not isinstance(result, Reply):
-                for item in result:
-                    connection.send("item", item.body, item.tensors, deadline=deadline)
-                result = Reply()
+            for kind, reply in _answers(handlers, request, tensors):
+                connection.send(kind, reply.body, reply.tensors, deadline=deadline)
         except ConnectionLost:
             return
-        except Exception as error:
+        except (TypeError, ValueError, OverflowError) as error:  # a reply that cannot be sent; nothing of it was
             connection.send("raise", f"{type(error).__name__}: {error}", deadline=deadline)
-            continue
-        connection.send("return", result.body, result.tensors, deadline=deadline)
+
+
+def _answers(
+    handlers: Mapping[str, Handler], request: Call, tensors: list[torch.Tensor]
+) -> Iterator[tuple[str, Reply]]:
+    """What there is to send. What the handler raises is the last of it; an error of the sending is not, because a
+    "raise" after half a frame would be read as the rest of that frame."""
+    try:
+        handler = handlers.get(request.operation)
+        if handler is None:
+            raise ProtocolError(f"there is no operation {request.operation!r} here")
+        result = handler(request, tensors)
+        if not isinstance(result, Reply):
+            for item in result:
+                yield "item", item
+            result = Reply()
+    except Exception as error:
+        yield "raise", Reply(f"{type(error).__name__}: {error}")
+        return
+    yield "return", result
 
 
 def _send_call(

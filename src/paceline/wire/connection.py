@@ -116,6 +116,7 @@ class Connection:
         while queue:
             count = self.send_some(list(queue))
             if count == 0:
+                deadline.check(f"{self.peer} to take bytes")  # a wait alone would let a peer of one byte a ms pass it
                 self.waiter.wait_any([(self.fileno(), self.send_events)], deadline, f"{self.peer} to take bytes")
             drop_sent(queue, count)
 
@@ -123,6 +124,7 @@ class Connection:
         while len(into):
             count = self.receive_some(into)
             if count == 0:
+                deadline.check(f"bytes from {self.peer}")
                 self.waiter.wait_any([(self.fileno(), self.receive_events)], deadline, f"bytes from {self.peer}")
             into = into[count:]
 
@@ -150,14 +152,18 @@ class Connection:
         *,
         deadline: Deadline,
         into: Sequence[torch.Tensor] | None = None,
+        into_kind: str | None = None,
         limits: frame.Limits = frame.Limits(),
     ) -> tuple[frame.Header, list[torch.Tensor]]:
-        """The next whole frame. With `into`, its tensors are received straight into those."""
+        """The next whole frame. With `into`, its tensors are received straight into those; with `into_kind` too, those
+        of a frame of that kind."""
         header, payload_bytes = self.receive_header(deadline=deadline, limits=limits)
         if payload_bytes and not header.tensors:
             raise ProtocolError(
                 f"{self.peer} sent a {header.kind!r} frame with {payload_bytes} bytes that no tensor claims"
             )
+        if into_kind is not None and header.kind != into_kind:
+            into = None
         return header, self.receive_tensors(header, deadline=deadline, into=into)
 
     def receive_tensors(
@@ -165,7 +171,12 @@ class Connection:
     ) -> list[torch.Tensor]:
         """The payload that belongs to a header that was just received."""
         if into is None:
-            tensors = [torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) for spec in header.tensors]
+            try:
+                tensors = [torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) for spec in header.tensors]
+            except RuntimeError as error:  # how torch says that there is no memory
+                raise ProtocolError(
+                    f"{self.peer} sent {describe(header.tensors)}, for which there is no memory here"
+                ) from error
         else:
             tensors = list(into)
             self._check_destination(header, tensors)

@@ -7,6 +7,8 @@ import time
 
 from paceline.errors import DeadlineExceeded
 
+MAX_SECONDS = 2_000_000  # 23 days; `poll` cannot count further in milliseconds
+
 
 class Deadline:
     """Counts down from the moment it is made. `operation` reads as in "all_reduce of group g: …"."""
@@ -14,9 +16,10 @@ class Deadline:
     __slots__ = ("_at", "operation", "seconds")
 
     def __init__(self, seconds: float, operation: str) -> None:
-        if not seconds > 0:
+        if not 0 < seconds <= MAX_SECONDS:
             raise ValueError(
-                f"a deadline of {seconds!r} s for {operation} is not positive; give a number of seconds > 0"
+                f"a deadline of {seconds!r} s for {operation} is not positive and finite; "
+                f"give a number of seconds > 0 and at most {MAX_SECONDS}"
             )
         self.seconds = seconds
         self.operation = operation

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import ssl
+import struct
 from typing import Any
 
 from paceline.errors import AddressError, ConnectionLost, HandshakeRefused, PacelineError
@@ -85,10 +86,7 @@ def connect(address: tuple[str, int] | str, deadline: Deadline, waiter: Waiter) 
         connection = Connection(sock, peer=peer, waiter=waiter)
     try:
         if connection.is_local:
-            # A full backlog makes a non-blocking connect to a Unix socket fail instead of waiting.
-            sock.settimeout(deadline.remaining_s() or 0.001)
-            sock.connect(target)
-            sock.setblocking(False)
+            _connect_local(sock, target, deadline, peer)
             return connection
         with contextlib.suppress(BlockingIOError):
             sock.connect(target)
@@ -105,6 +103,19 @@ def connect(address: tuple[str, int] | str, deadline: Deadline, waiter: Waiter) 
                 "and is a firewall in between?"
             ) from error
         raise
+
+
+def _connect_local(sock: socket.socket, target: str, deadline: Deadline, peer: str) -> None:
+    """A full backlog makes a non-blocking connect to a Unix socket fail instead of waiting (for Python, one with a
+    timeout is non-blocking too), so this one blocks, and the kernel keeps the deadline."""
+    sock.setblocking(True)
+    seconds, fraction = divmod(deadline.remaining_s() or 0.001, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(fraction * 1e6) + 1))
+    try:
+        sock.connect(target)
+    except BlockingIOError as error:
+        raise deadline.error(f"{peer} to accept a connection") from error
+    sock.setblocking(False)
 
 
 def wrap_tls(connection: Connection, context: ssl.SSLContext, deadline: Deadline, *, server: bool) -> Connection:

@@ -59,9 +59,13 @@ class Expectation:
         os.eventfd_write(self._arrived.fileno(), 1)
 
     def wait(self, deadline: Deadline, waited_for: str, waiter: Waiter = PLAIN) -> tuple[Connection, Visitor]:
-        while self._visit is None:
+        # The signal, not the visit, says that `deliver` is done: its descriptor must not be closed under it.
+        while self._arrived.number >= 0:
             waiter.wait_any([(self._arrived.fileno(), READ)], deadline, waited_for)
-        self._arrived.close()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._arrived.fileno())
+                self._arrived.close()
+        assert self._visit is not None
         return self._visit
 
 
@@ -76,6 +80,7 @@ class Endpoint:
         self._expected: dict[str, Expectation] = {}
         self._parked: dict[str, tuple[float, Connection, Visitor]] = {}
         self._logged: set[tuple[str, str]] = set()
+        self._closed = False
         self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
         self._closing = eventfd()
         with creating:
@@ -125,6 +130,9 @@ class Endpoint:
             self._drop_stale()
             handler = self._rooms.get(_room_of(visitor.purpose))
             expectation = self._expected.pop(visitor.purpose, None)
+            if self._closed:  # while the visitor was in its handshake
+                connection.close()
+                return
             if handler is None and expectation is None:
                 if len(self._parked) >= MAX_PARKED or visitor.purpose in self._parked:
                     connection.close()
@@ -149,7 +157,9 @@ class Endpoint:
         for owner in (self._closing, self._tcp, self._unix):
             poll.register(owner.fileno(), READ)
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll()}
+            ready = {descriptor for descriptor, _ in poll.poll(PARKING_S * 1000)}
+            with self._lock:
+                self._drop_stale()
             if self._closing.number in ready or self._closing.number < 0:
                 return
             for listener in (self._tcp, self._unix):
@@ -207,6 +217,7 @@ class Endpoint:
         os.eventfd_write(self._closing.fileno(), 1)
         self._acceptor.join()
         with self._lock:
+            self._closed = True
             for _, connection, _ in self._parked.values():
                 connection.close()
             self._parked.clear()

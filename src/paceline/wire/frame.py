@@ -28,6 +28,8 @@ MAGIC = b"PLN1"
 PREFIX = struct.Struct("<4sIQ")
 MAX_DIMENSIONS = 64
 MAX_EXTENT = 1 << 48  # torch overflows on strides beyond, even where another extent is 0
+# What msgspec raises for bytes that it cannot decode; text that is not UTF-8 is no DecodeError to it.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Body = TypeVar("Body")
 
@@ -65,7 +67,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     def read_body(self, body_type: type[Body]) -> Body:
         try:
             return msgspec.msgpack.decode(self.body, type=body_type)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ProtocolError(
                 f"a frame of kind {self.kind!r} has a body that is not a {body_type.__name__}: {error}"
             ) from error
@@ -84,6 +86,8 @@ def encode(kind: str, body: Any, specs: Sequence[TensorSpec] = (), *, payload_by
 
 def decode_prefix(prefix: bytes | bytearray | memoryview, limits: Limits) -> tuple[int, int]:
     """The lengths of header and payload."""
+    if len(prefix) != PREFIX.size:
+        raise ProtocolError(f"a prefix of {len(prefix)} bytes where {PREFIX.size} were expected")
     magic, header_bytes, payload_bytes = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise ProtocolError(
@@ -100,7 +104,7 @@ def decode_header(header: bytes | bytearray | memoryview, payload_bytes: int, li
     """The header, with its tensors checked against the limits and the payload's length."""
     try:
         decoded = _header_decoder.decode(header)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"a header that cannot be read: {error}") from error
     if len(decoded.tensors) > limits.num_tensors:
         raise ProtocolError(f"{len(decoded.tensors)} tensors in one frame are over the limit of {limits.num_tensors}")
@@ -116,5 +120,7 @@ def decode_header(header: bytes | bytearray | memoryview, payload_bytes: int, li
 def _check_spec(spec: TensorSpec) -> None:
     if spec.dtype not in SIZES:
         raise ProtocolError(f"a tensor of unknown type {spec.dtype!r}")
-    if len(spec.shape) > MAX_DIMENSIONS or any(not 0 <= extent <= MAX_EXTENT for extent in spec.shape):
+    if len(spec.shape) > MAX_DIMENSIONS:
+        raise ProtocolError(f"a tensor of {len(spec.shape)} dimensions is over the limit of {MAX_DIMENSIONS}")
+    if min(spec.shape, default=0) < 0 or math.prod(extent or 1 for extent in spec.shape) > MAX_EXTENT:
         raise ProtocolError(f"a tensor with impossible shape {spec.shape}")

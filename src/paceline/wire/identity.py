@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -76,7 +76,7 @@ def verify(certificate: bytes, signature: bytes, message: bytes) -> None:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise HandshakeRefused("a certificate with a key of another kind")
         key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
-    except (InvalidSignature, ValueError) as error:
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise HandshakeRefused("the certificate's key did not sign this handshake") from error
 
 
