@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import paceline
 import pytest
+
+import paceline
 
 SOURCE = Path(paceline.__file__).parent
 # From the ground up. Floors in one row know nothing of each other.

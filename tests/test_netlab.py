@@ -24,9 +24,7 @@ from paceline.testing.netlab import Host, Netlab, NetlabError
 T = TypeVar("T")
 
 WAIT_S = 30.0
-needs_netlab = pytest.mark.skipif(
-    netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "available"
-)
+needs_netlab = pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "available")
 
 
 @pytest.fixture
@@ -93,9 +91,7 @@ def refuses_on_loopback(host: Host | None, port: int) -> bool:
 
 
 def listed_namespaces() -> set[str]:
-    result = subprocess.run(
-        ["ip", "netns", "list"], capture_output=True, text=True, timeout=WAIT_S, check=True
-    )
+    result = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=WAIT_S, check=True)
     return {line.split()[0] for line in result.stdout.splitlines()}
 
 
@@ -412,9 +408,7 @@ def test_a_wrong_number_of_hosts_is_refused(num_hosts: int) -> None:
         Netlab(num_hosts)
 
 
-@pytest.mark.parametrize(
-    "rate", ["", "fast", "1", "-1gbit", "1 gbit", "0gbit", "1gbps", "1gbit; true", "1tbit"]
-)
+@pytest.mark.parametrize("rate", ["", "fast", "1", "-1gbit", "1 gbit", "0gbit", "1gbps", "1gbit; true", "1tbit"])
 def test_a_wrong_rate_is_refused(rate: str) -> None:
     with pytest.raises(ValueError, match=r'rate=.*"1gbit"'):
         Netlab(1, rate=rate)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import layouts
 import pytest
 import torch
+
 from paceline.collective import Group
 from paceline.testing.crew import Crew
 

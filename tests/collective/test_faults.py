@@ -11,6 +11,7 @@ from typing import Any
 import layouts
 import pytest
 import torch
+
 from paceline.collective import Group
 from paceline.errors import DeadlineExceeded, GroupAborted, GroupClosed, GroupError, PeerLost
 from paceline.testing.crew import Crew, say

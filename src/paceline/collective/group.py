@@ -8,9 +8,9 @@ returns when it is complete on this member (or at once, with `async_op=True`, an
     DeadlineExceeded   nothing happened for `timeout_s`; names who was waited for
     GroupAborted       `abort` was called here or elsewhere
 
-A member that was late may complete the operation that the others gave up, if all of them had come to it; never a later one.
-After any of these errors the group is over, every later call raises the same, and the contents of tensors under way are
-undefined. `regroup` makes the next group in the same processes.
+A member that was late may complete the operation that the others gave up, if all of them had come to it; never a
+later one. After any of these errors the group is over, every later call raises the same, and the contents of tensors
+under way are undefined. `regroup` makes the next group in the same processes.
 
 Tensors from `empty` lie in shared memory: reducing them needs no copy on one host. Their memory belongs to this
 group; they stay usable as ordinary tensors after it.
@@ -34,11 +34,12 @@ from paceline.collective.choice import CostModel, candidates, possible
 from paceline.collective.direct import Direct
 from paceline.collective.forming import Parts, assemble
 from paceline.collective.hierarchical import Hierarchical
-from paceline.collective.lane import DONE, Handle, Job, Lane
+from paceline.collective.lane import Handle
 from paceline.collective.linked import LinkPath
+from paceline.collective.messages import Messages
 from paceline.collective.probe import probe
 from paceline.collective.reductions import Reduction, find
-from paceline.collective.sequencer import Key, Sequencer, ending_group
+from paceline.collective.sequencer import Key, Sequencer
 from paceline.collective.shared import SharedPath
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import name_of
@@ -67,7 +68,7 @@ class Group:
         self.model = CostModel({candidates(self.hosts)[0]: ((1, 0.0),)})
         self._sequencer = Sequencer(parts.health, timeout_s=timeout_s)
         self._operate = self._sequencer.operate
-        self._mail_lanes: dict[str, Lane] = {}
+        self._messages = Messages(parts.health, parts.mailbox)
         on_one_host = len(self.hosts) == 1
         self._path: Path = SharedPath(parts.local) if on_one_host else LinkPath(parts.links)
         self._algorithms: dict[str, AllReduce] = {
@@ -360,14 +361,7 @@ class Group:
         timeout_s: float | None = None,
     ) -> Handle:
         """Send to one member, which calls `recv`. In no order with the collectives."""
-        self._check_message(tensor, rank, tag)
-        deadline = Deadline(timeout_s or self.timeout_s, f"send to {self._health.describe(rank)}")
-
-        def job(_: bool) -> None:
-            with flat(tensor, writes=False) as data, ending_group(self._health, deadline.operation):
-                self._parts.mailbox.send(data.view(tensor.shape), rank, tag, deadline)
-
-        return self._mail(f"send-{rank}", deadline.operation, job, async_op)
+        return self._messages.send(tensor, rank, tag, async_op, self.timeout_s if timeout_s is None else timeout_s)
 
     def recv(
         self,
@@ -379,14 +373,7 @@ class Group:
         timeout_s: float | None = None,
     ) -> Handle:
         """Receive from one member into `tensor`, which must have the shape and type of what is sent."""
-        self._check_message(tensor, rank, tag)
-        deadline = Deadline(timeout_s or self.timeout_s, f"recv from {self._health.describe(rank)}")
-
-        def job(_: bool) -> None:
-            with flat(tensor) as data, ending_group(self._health, deadline.operation):
-                self._parts.mailbox.receive(data.view(tensor.shape), rank, tag, deadline)
-
-        return self._mail(f"recv-{rank}", deadline.operation, job, async_op)
+        return self._messages.receive(tensor, rank, tag, async_op, self.timeout_s if timeout_s is None else timeout_s)
 
     # -- memory, the end ---------------------------------------------------------------------------------------------
 
@@ -411,8 +398,7 @@ class Group:
         """Say goodbye and let go of memory, connections and threads. Who still needs this member gets `PeerLost`."""
         self._health.close()
         self._sequencer.close()
-        for lane in self._mail_lanes.values():
-            lane.close()
+        self._messages.close()
         self._parts.close()
         if self._ephemeral and self._parts.endpoint.num_rooms() == 0:
             self._parts.endpoint.close()
@@ -450,22 +436,6 @@ class Group:
     ) -> None:
         if self.size > 1:
             self._path.exchange(operation, sends, receives, sink)
-
-    def _check_message(self, tensor: torch.Tensor, rank: int, tag: int) -> None:
-        arguments.check_tensor("tensor", tensor)
-        arguments.check_rank("rank", rank, self.size)
-        if rank == self.rank:
-            raise ValueError(f"rank {rank} cannot send to or receive from itself; copy the tensor instead")
-        if not isinstance(tag, int) or not 0 <= tag < 1 << 63:
-            raise ValueError(f"tag={tag!r} is not a number of 0..2^63-1")
-
-    def _mail(self, lane: str, operation: str, job: Job, async_op: bool) -> Handle:
-        """Messages of one peer and direction keep their order, and never hold up a collective."""
-        queue = self._mail_lanes.setdefault(lane, Lane(f"paceline-{lane}"))
-        if async_op:
-            return queue.submit(operation, job)
-        queue.run(operation, job)
-        return DONE
 
 
 def hosts_of(cards: Sequence[Card]) -> tuple[tuple[int, ...], ...]:

@@ -202,13 +202,14 @@ class Health:
         try:
             called = False
             while True:
-                limit_ms = deadline.remaining_ms()
-                ready = poll.poll(limit_ms if called else min(limit_ms, ROLL_CALL_MS))
+                limit_ms = 0 if self.failure else deadline.remaining_ms()
+                ready = {found for found, _ in poll.poll(limit_ms if called else min(limit_ms, ROLL_CALL_MS))}
                 if self.failure is None and ready:
-                    self._examine_all(descriptor for descriptor, _ in ready)
-                if self.failure is not None:
+                    self._examine_all(ready)
+                there = any(descriptor in ready for descriptor, _ in wanted)
+                if self.failure is not None and not (there and self._may_finish()):
                     raise self.error(deadline.operation)
-                if self._version != version or any(descriptor == want for descriptor, _ in ready for want, _ in wanted):
+                if there or self._version != version:
                     return
                 if not ready:
                     deadline.check(waited_for)
@@ -219,10 +220,13 @@ class Health:
                 with contextlib.suppress(KeyError):
                     poll.unregister(descriptor)
 
+    def _may_finish(self) -> bool:
+        """What others sent before the group failed is good, and lets this member finish what they finished. An abort
+        or a close here is the wish of this member, and ends its waits at once."""
+        return self.failure is not None and self.failure.rank != self.rank
+
     def _poll(self) -> select.poll:
         """This thread's poll object, which already watches everything that can end the group."""
-        if self.failure is not None:
-            raise self.error("a wait")
         if getattr(self._polls, "version", -1) != self._version:
             with self._lock:
                 poll = select.poll()

@@ -38,11 +38,7 @@ class LinkPath:
 
     def broadcast(self, operation: Operation, tensor: torch.Tensor, root: int) -> None:
         parent, children = self._family(root, tensor.nbytes)
-        traffic = Traffic(self._links, operation)
-        if parent is not None:
-            traffic.receive_from(parent, tensor.nbytes)
-        for child in children:
-            traffic.send_to(child, tensor.nbytes)
+        traffic = self._open_family(operation, parent, children, down=tensor.nbytes, up=0)
         data = raw_bytes(tensor)
         for low, high in spans(0, len(data), CHUNK_BYTES):
             if parent is not None:
@@ -53,11 +49,7 @@ class LinkPath:
 
     def reduce(self, operation: Operation, tensor: torch.Tensor, root: int, reduction: Reduction) -> None:
         parent, children = self._family(root, tensor.nbytes)
-        traffic = Traffic(self._links, operation)
-        if parent is not None:
-            traffic.send_to(parent, tensor.nbytes)
-        for child in children:
-            traffic.receive_from(child, tensor.nbytes)
+        traffic = self._open_family(operation, parent, children, down=0, up=tensor.nbytes)
         step = max(1, CHUNK_BYTES // tensor.dtype.itemsize)
         scratch = torch.empty(min(step, tensor.numel()), dtype=tensor.dtype)
         for low, high in spans(0, tensor.numel(), step):
@@ -107,6 +99,21 @@ class LinkPath:
                 traffic.fill(source, raw_bytes(chunk))
                 sink(source, low, chunk)
         traffic.flush()
+
+    def _open_family(
+        self, operation: Operation, parent: int | None, children: Sequence[int], *, down: int, up: int
+    ) -> Traffic:
+        """Open every edge in both directions, also where no byte will follow: so that each end knows that the other
+        is in the same operation, and two members that both take themselves for the root find out."""
+        traffic = Traffic(self._links, operation)
+        for child in children:
+            traffic.send_to(child, down)
+        if parent is not None:
+            traffic.send_to(parent, up)
+            traffic.receive_from(parent, down)
+        for child in children:
+            traffic.receive_from(child, up)
+        return traffic
 
     def _family(self, root: int, num_bytes: int) -> tuple[int | None, list[int]]:
         """The parent and children of this member in the tree that `root` is the root of."""

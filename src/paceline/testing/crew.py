@@ -4,9 +4,9 @@
         results = crew.run(check_sums, "ring")          # check_sums(group, "ring") in each process
         crew.kill(2)                                    # or stop, resume
 
-A function is named by reference, so it must be importable (a module's own function). Each process forms the crew's group before
-its first function, and keeps it for the next; with `hosts` given, members with different letters do not share memory; with a
-`Netlab`, letter k lives in its host k.
+A function is named by reference, so it must be importable (a module's own function). Each process forms the crew's
+group before its first function, and keeps it for the next; with `hosts` given, members with different letters do not
+share memory; with a `Netlab`, letter k lives in its host k.
 
 Invariant: after `close` no process of the crew is left, however it went.
 """
@@ -225,7 +225,7 @@ def _serve(pipe: Connection, rank: int, size: int, invitation: str, where: Where
             if group is None and invitation:
                 group = meeting.join(invitation, rank, size, where=where, timeout_s=30.0)
             outcome = function(group, *arguments)
-        except BaseException as error:  # noqa: BLE001  the test sees it
+        except BaseException as error:
             outcome = Raised(_portable(error))
         pipe.send(outcome)
     if group is not None:
@@ -246,7 +246,7 @@ def _portable(error: BaseException) -> BaseException:
         copy: BaseException = pickle.loads(pickle.dumps(error))
         copy.add_note(text)
         return copy
-    except Exception:  # noqa: BLE001  an unpicklable error is still worth its text
+    except Exception:
         return CrewError(text)
 
 

@@ -155,8 +155,8 @@ class Connection:
         into_kind: str | None = None,
         limits: frame.Limits = frame.Limits(),
     ) -> tuple[frame.Header, list[torch.Tensor]]:
-        """The next whole frame. With `into`, its tensors are received straight into those; with `into_kind` too, those
-        of a frame of that kind."""
+        """The next whole frame. With `into`, its tensors are received straight into those; with `into_kind` too,
+        those of a frame of that kind."""
         header, payload_bytes = self.receive_header(deadline=deadline, limits=limits)
         if payload_bytes and not header.tensors:
             raise ProtocolError(

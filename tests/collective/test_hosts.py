@@ -1,0 +1,90 @@
+"""Groups over real network namespaces: members of different hosts never share memory, deaths and cut cables are noticed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.collective import Group
+from paceline.errors import DeadlineExceeded, PeerLost
+from paceline.testing import netlab
+from paceline.testing.crew import Crew, say
+from paceline.testing.netlab import Netlab
+
+pytestmark = pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Netlab]:
+    with Netlab(4) as lab:
+        yield lab
+
+
+def reduce_and_tell_hosts(group: Group) -> Any:
+    for algorithm in ("auto", "ring", "tree", "hierarchical"):
+        tensor = torch.full((100_000,), float(group.rank))
+        group.all_reduce(tensor, algorithm=algorithm)
+        assert bool((tensor == sum(range(group.size))).all())
+    return group.hosts, len(group._parts.local.neighbours)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize(("layout", "hosts", "neighbours"), [("abcd", 4, 0), ("aabb", 2, 1), ("aab", 2, None)])
+def test_memory_is_shared_inside_a_namespace_only(
+    lab: Netlab, layout: str, hosts: int, neighbours: int | None, tls: bool
+) -> None:
+    with Crew(len(layout), hosts=layout, lab=lab.hosts, tls=tls) as crew:
+        for found, num_neighbours in crew.run(reduce_and_tell_hosts):
+            assert len(found) == hosts
+            assert neighbours is None or num_neighbours == neighbours
+
+
+def wait_for_death(group: Group) -> Any:
+    tensor = torch.zeros(100_000)
+    group.all_reduce(tensor)
+    say("under way")
+    while True:
+        try:
+            group.all_reduce(tensor)
+        except PeerLost as error:
+            return error
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_death_on_another_host_is_named(lab: Netlab, tls: bool) -> None:
+    with Crew(4, hosts="aabc", lab=lab.hosts, tls=tls) as crew:
+        crew.start(wait_for_death)
+        for rank in range(4):
+            crew.hear(rank)
+        crew.kill(2)
+        for error in crew.finish([0, 1, 3], timeout_s=5.0):
+            assert error.rank == 2
+
+
+def reduce_over_cut_cable(group: Group) -> Any:
+    tensor = torch.zeros(1000)
+    group.all_reduce(tensor)
+    say("cut")
+    time.sleep(1.0)
+    with pytest.raises((DeadlineExceeded, PeerLost)) as caught:
+        group.all_reduce(tensor, timeout_s=2.0)
+        group.all_reduce(tensor, timeout_s=2.0)
+    return str(caught.value)
+
+
+def test_a_cut_cable_ends_at_the_deadline(lab: Netlab) -> None:
+    with Crew(2, hosts="ab", lab=lab.hosts) as crew:
+        crew.start(reduce_over_cut_cable)
+        crew.hear(0)
+        crew.hear(1)
+        lab.hosts[1].cut()
+        try:
+            texts = crew.finish()
+        finally:
+            lab.hosts[1].mend()
+        assert "rank 1" in texts[0]
+        assert "rank 0" in texts[1]
