@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -60,11 +61,10 @@ def _descriptors() -> set[str]:
 def _children() -> set[str]:
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            try:
+        # A thread or a process may end between the listing and the look.
+        with contextlib.suppress(OSError):
+            for pid in (task / "children").read_text().split():
                 command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-            if not any(lasting in command for lasting in _LASTING):
-                found.add(f"{pid}: {command}")
+                if not any(lasting in command for lasting in _LASTING):
+                    found.add(f"{pid}: {command}")
     return found

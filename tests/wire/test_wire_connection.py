@@ -148,7 +148,7 @@ def test_memory_that_the_host_does_not_have_is_a_protocol_error_that_names_the_p
 @every_pair
 def test_big_tensors_cross_in_both_directions_through_small_buffers(kind: str) -> None:
     there, back = torch.randint(0, 256, (2, BIG), dtype=torch.uint8)
-    with connected(kind, buffer_bytes=16 << 10) as (alice, bob):
+    with connected(kind, buffer_bytes=64 << 10) as (alice, bob):
 
         def answer() -> list[torch.Tensor]:
             _, received = bob.receive(deadline=soon())
@@ -165,7 +165,7 @@ def test_big_tensors_cross_in_both_directions_through_small_buffers(kind: str) -
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_both_directions_of_a_plain_connection_can_be_busy_at_once(kind: str) -> None:
     there, back = torch.randint(0, 256, (2, BIG), dtype=torch.uint8)
-    with connected(kind, buffer_bytes=16 << 10) as (alice, bob):
+    with connected(kind, buffer_bytes=64 << 10) as (alice, bob):
         senders = [
             in_background(lambda: alice.send("there", None, [there], deadline=soon())),
             in_background(lambda: bob.send("back", None, [back], deadline=soon())),
@@ -216,20 +216,23 @@ def test_a_sender_that_closes_within_a_frame_is_named(kind: str, num_sent: int) 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_a_sender_that_is_killed_within_a_tensor_is_named(kind: str) -> None:
-    with connected(kind, buffer_bytes=16 << 10) as (alice, bob):
+    tensor = torch.zeros(BIG, dtype=torch.uint8)  # made here: torch's threads do not survive a fork
+    with connected(kind, buffer_bytes=64 << 10) as (alice, bob):
         mine = socket.socket(fileno=os.dup(alice.fileno()))  # not registered, so the child keeps it
         child = os.fork()
         if child == 0:
             try:
-                Connection(mine, peer="bob").send("t", None, [torch.zeros(BIG)], deadline=soon())
+                Connection(mine, peer="bob").send("t", None, [tensor], deadline=soon())
             finally:
                 os._exit(1)
-        mine.close()
-        alice.close()
-        header, _ = bob.receive_header(deadline=soon())
-        bob.receive_all(memoryview(bytearray(1000)), soon())
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        try:
+            mine.close()
+            alice.close()
+            header, _ = bob.receive_header(deadline=soon())
+            bob.receive_all(memoryview(bytearray(1000)), soon())
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         with pytest.raises(ConnectionLost, match="alice"):
             bob.receive_tensors(header, deadline=soon())
 
@@ -266,7 +269,7 @@ def test_waiting_for_a_silent_peer_ends_with_the_operation_and_the_peer(kind: st
 @every_pair
 def test_waiting_for_a_peer_that_does_not_read_ends_with_the_operation_and_the_peer(kind: str) -> None:
     with (
-        connected(kind, buffer_bytes=16 << 10) as (alice, _),
+        connected(kind, buffer_bytes=64 << 10) as (alice, _),
         pytest.raises(DeadlineExceeded, match=r"push: waited 0.05 s for bob to take bytes"),
     ):
         alice.send("t", None, [torch.zeros(BIG)], deadline=Deadline(0.05, "push"))

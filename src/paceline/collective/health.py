@@ -47,11 +47,13 @@ MAX_REASON = 4096
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Why a group ended; one of "lost", "mismatch", "aborted", "closed". `rank` is who was lost, or who says so."""
+    """Why a group ended; one of "lost", "mismatch", "aborted", "closed". `rank` is who was lost, or who says so;
+    `number` the operation in which whoever says so was."""
 
     kind: str
     text: str
     rank: int
+    number: int = 0
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
@@ -99,6 +101,8 @@ class Health:
         self._last = -1
         self._claims: OrderedDict[int, tuple[int, Signature]] = OrderedDict()
         self._told = -1
+        self._busy = False
+        self._later: Failure | None = None
 
     # -- who is there ------------------------------------------------------------------------------------------------
 
@@ -123,7 +127,7 @@ class Health:
         with self._lock:
             if self.failure is not None:
                 return
-            self.failure = Failure(kind, text[:MAX_REASON], rank)
+            self.failure = Failure(kind, text[:MAX_REASON], rank, self._last)
             if self._alarm.number >= 0:
                 os.eventfd_write(self._alarm.number, 1)
             if tell:
@@ -149,6 +153,8 @@ class Health:
         with contextlib.suppress(WireError, GroupError):
             while True:
                 self.wait_any([], deadline, "the reason of a broken connection")
+        if self._later is not None:
+            self.fail(self._later.kind, self._later.text, self._later.rank, tell=False)
         self.lost(rank, "left the group" if self.has_departed(rank) else f"was lost ({error})")
         return self.error(operation)
 
@@ -158,11 +164,19 @@ class Health:
         """This member begins an operation; fails the group if another one said that it is in a different one."""
         self._mine[number % REMEMBERED] = (number, signature)
         self._last = number
+        self._busy = True
         if self._claims:
             with self._lock:
                 claim = self._claims.pop(number, None)
                 if claim is not None:
                     self._compare(number, *claim)
+
+    def leave(self) -> None:
+        """The operation is over; what failed in a later one takes effect now."""
+        self._busy = False
+        if self._later is not None:
+            with self._lock:
+                self.fail(self._later.kind, self._later.text, self._later.rank, tell=False)
 
     def differ(self, rank: int, theirs: Signature | None, mine: Signature, number: int) -> None:
         """Fail the group because two members differ."""
@@ -270,9 +284,17 @@ class Health:
             if isinstance(note, Goodbye):
                 self._depart(peer)
             elif isinstance(note, Failure):
-                self.fail(note.kind, note.text, note.rank, tell=False)
+                self._learn(note)
             else:
                 self._compare(note.at.number, rank, note.at.signature)
+
+    def _learn(self, note: Failure) -> None:
+        """Another member failed. If it is past the operation that this one is in, it has done its part of that, and so has
+        everybody: this one can finish it first."""
+        if self._busy and note.number > self._last and note.kind != "lost":
+            self._later = note
+        else:
+            self.fail(note.kind, note.text, note.rank, tell=False)
 
     def _depart(self, peer: _Peer) -> None:
         for descriptor in peer.descriptors():

@@ -61,6 +61,8 @@ class Sequencer:
             except BaseException as error:
                 end_group(self._health, name, error)
                 raise
+            finally:
+                self._health.leave()
 
         if async_op:
             return self._lane.submit(name, job)
