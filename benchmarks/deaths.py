@@ -1,7 +1,7 @@
 """How soon every survivor knows that a member was killed, and how soon a new group of the survivors works.
 
-Prints a table, keeps benchmarks/results/deaths.json. Times are from just before kill -9 to the moment of the exception (the slowest
-survivor's), and to the end of the first all-reduce in the new group.
+Prints a table, keeps benchmarks/results/deaths.json. Times are from just before kill -9 to the moment of the
+exception (the slowest survivor's), and to the end of the first all-reduce in the new group.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--deaths", type=int, default=10, help="for each row")
     options = parser.parse_args()
-    table = Table("hosts", "algorithm", "elements", "noticed by all, ms", "new group at work, ms", title="kill -9 of one")
+    table = Table(
+        "hosts", "algorithm", "elements", "noticed by all, ms", "new group at work, ms", title="kill -9 of one"
+    )
     rows = []
     cases = [("aa", "direct"), ("aaaa", "direct"), ("abcd", "ring"), ("abcd", "tree"), ("aabb", "hierarchical")]
     for layout, algorithm in cases:
@@ -72,8 +74,10 @@ def main() -> None:
                 f"{statistics.median(noticed):.1f} (highest {max(noticed):.1f})",
                 f"{statistics.median(recovered):.0f} (highest {max(recovered):.0f})",
             )
-            rows.append({"hosts": layout, "algorithm": algorithm, "elements": num_elements}
-                        | {"noticed_ms": noticed, "recovered_ms": recovered})
+            rows.append(
+                {"hosts": layout, "algorithm": algorithm, "elements": num_elements}
+                | {"noticed_ms": noticed, "recovered_ms": recovered}
+            )
     Console(width=120).print(table)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")

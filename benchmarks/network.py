@@ -1,9 +1,10 @@
 """All-reduce between hosts: how close the ring comes to its bound, and what the hierarchy gains.
 
-Hosts are network namespaces joined by links of 1 Gbit/s (needs root). Prints a table, keeps benchmarks/results/network.json.
+Hosts are network namespaces joined by links of 1 Gbit/s (needs root). Prints a table, keeps
+benchmarks/results/network.json.
 
-    bound of a ring over N hosts: 2 (N-1)/N * size / B, with B the rate of one plain TCP stream on the same link, measured in the
-    same run between the same hosts.
+    bound of a ring over N hosts: 2 (N-1)/N * size / B, with B the rate of one plain TCP stream on the same link,
+    measured in the same run between the same hosts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def time_all_reduce(group: Group, algorithm: str, num_bytes: int) -> tuple[float
 
 
 def time_stream(group: Group, num_bytes: int) -> float:
-    """Rank 0 sends to the last rank over a plain TCP connection; the receiver's seconds from first to last byte asked for."""
+    """Rank 0 sends to the last rank over a plain TCP connection; the receiver's seconds from first to last byte asked
+    for."""
     last = group.size - 1
     address = (group.cards[0].address[0], PORT)
     if group.rank == 0:

@@ -1,4 +1,5 @@
-"""Wrong arguments are the caller's alone: an error that says what to do, before anything is sent, and the group goes on."""
+"""Wrong arguments are the caller's alone: an error that says what to do, before anything is sent, and the group goes
+on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One contract for every algorithm on every mix of hosts: the results are right, equal in all bits, for every type and reduction."""
+"""One contract for every algorithm on every mix of hosts: the results are right, equal in all bits, for every type
+and reduction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Death, silence, abort, departure: every survivor learns of it, by name, and goes on in a new group in the same process."""
+"""Death, silence, abort, departure: every survivor learns of it, by name, and goes on in a new group in the same
+process."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from paceline.collective import Group
 from paceline.errors import DeadlineExceeded, GroupAborted, GroupClosed, GroupError, PeerLost
 from paceline.testing.crew import Crew, say
 
-# Far above what it takes (milliseconds), far below any deadline of a wait: what is tested is that the death itself ends the wait.
+# Far above what it takes (milliseconds), far below any deadline of a wait: what is tested is that the death itself
+# ends the wait.
 AT_ONCE_S = 5.0
 
 DEATHS = [(layout, name) for layout in ["aa", "aaaa", "ab", "abcd", "aabb"] for name in layouts.algorithms(layout)]
@@ -251,7 +253,8 @@ def test_ctrl_c_inside_an_operation_is_told_to_the_others() -> None:
         assert "KeyboardInterrupt" in str(error)
 
 
-# -- the next group ---------------------------------------------------------------------------------------------------
+# -- the next group
+# ---------------------------------------------------------------------------------------------------
 
 
 def survive(group: Group, survivors: list[int]) -> Any:

@@ -1,4 +1,5 @@
-"""Groups over real network namespaces: members of different hosts never share memory, deaths and cut cables are noticed."""
+"""Groups over real network namespaces: members of different hosts never share memory, deaths and cut cables are
+noticed."""
 
 from __future__ import annotations
 

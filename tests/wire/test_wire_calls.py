@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import CallFailed, ConnectionLost, DeadlineExceeded, ProtocolError
-from paceline.wire.calls import Call, Reply, call, serve, stream
+from paceline.wire.calls import Call, Handler, Reply, call, serve, stream
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.waiting import Wanted
@@ -59,7 +59,7 @@ def yield_big(_: Call, __: list[torch.Tensor]) -> Iterator[Reply]:
     yield Reply(None, [torch.zeros(BIG)])
 
 
-HANDLERS = {
+HANDLERS: dict[str, Handler] = {
     "add": add,
     "double": double,
     "count": count,
@@ -145,7 +145,7 @@ def test_a_stream_that_fails_gives_what_came_before_and_the_connection_stays_goo
     operation: str, num_items: int, message: str
 ) -> None:
     with served() as (connection, _):
-        received = []
+        received: list[object] = []
         with pytest.raises(CallFailed, match=message):
             received.extend(stream(connection, operation, deadline=soon()))
         assert len(received) <= num_items
@@ -174,7 +174,7 @@ def test_an_item_where_a_result_was_expected_is_a_protocol_error() -> None:
 
 
 def test_a_callee_that_does_not_answer_is_named_with_the_operation() -> None:
-    with connected("unix") as (caller, _), pytest.raises(DeadlineExceeded, match="pull of shard 4.*bob"):
+    with connected("unix") as (caller, _), pytest.raises(DeadlineExceeded, match=r"pull of shard 4.*bob"):
         call(caller, "pull", deadline=Deadline(0.05, "pull of shard 4"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections import deque
 
 import pytest
@@ -18,6 +17,7 @@ from paceline.wire import frame
 from paceline.wire.connection import PLAIN_PIECES, Connection, drop_sent
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import raw_bytes
+from paceline.wire.waiting import Wanted
 from wire.wire_helpers import (
     EVERY_DTYPE,
     PAIRS,
@@ -192,7 +192,7 @@ def test_more_pieces_than_go_in_one_call_arrive_in_order(kind: str) -> None:
 def test_what_was_sent_is_taken_off_the_queue_and_nothing_else(pieces: list[bytes], cut: int) -> None:
     whole = b"".join(pieces)
     cut = min(cut, len(whole))
-    queue = deque(map(memoryview, pieces))
+    queue = deque(memoryview(piece) for piece in pieces)
     drop_sent(queue, cut)
     assert b"".join(queue) == whole[cut:]
     assert all(len(piece) for piece in queue)
@@ -242,8 +242,7 @@ def test_sending_to_a_peer_that_left_names_it(kind: str) -> None:
     with connected(kind) as (alice, bob):
         bob.close()
         with pytest.raises(ConnectionLost, match="bob"):
-            for _ in range(100):
-                alice.send("t", None, [torch.zeros(10_000)], deadline=soon())
+            alice.send("t", None, [torch.zeros(BIG)], deadline=soon())
 
 
 @every_pair
@@ -275,24 +274,21 @@ def test_waiting_for_a_peer_that_does_not_read_ends_with_the_operation_and_the_p
         alice.send("t", None, [torch.zeros(BIG)], deadline=Deadline(0.05, "push"))
 
 
+class AByteEachTime:
+    """A peer that sends one byte whenever it is waited for, just in time."""
+
+    def __init__(self, sender: Connection) -> None:
+        self.sender = sender
+
+    def wait_any(self, wanted: Wanted, deadline: Deadline, waited_for: str) -> None:
+        self.sender.socket.send(b"x")
+
+
 def test_a_peer_that_sends_a_byte_now_and_then_does_not_stretch_a_deadline() -> None:
-    """One byte is always there within the millisecond that the last wait is rounded up to."""
     with connected("unix") as (alice, bob):
-        stop = time.monotonic() + WAIT_S
-
-        def dribble() -> None:
-            while time.monotonic() < stop:
-                alice.socket.send(b"x")
-                time.sleep(0.0001)
-
-        dribbling = in_background(dribble)
-        begun = time.monotonic()
-        with pytest.raises(DeadlineExceeded):
-            bob.receive_all(memoryview(bytearray(1 << 30)), Deadline(0.2, "a slow visitor"))
-        assert time.monotonic() - begun < WAIT_S / 2
-        bob.close()
-        eventually(dribbling.done, "the sender notices that nobody listens")
-        assert isinstance(dribbling.exception(), OSError)
+        bob.waiter = AByteEachTime(alice)
+        with pytest.raises(DeadlineExceeded, match=r"a slow visitor: waited 0.02 s for bytes from alice"):
+            bob.receive_all(memoryview(bytearray(1 << 18)), Deadline(0.02, "a slow visitor"))
 
 
 def test_a_frame_that_is_refused_names_the_peer() -> None:

@@ -63,9 +63,7 @@ def test_who_has_the_secret_and_the_pin_gets_in_and_knows_whom_it_reached(way: s
 
 
 @every_way
-def test_a_dialer_with_another_secret_learns_nothing_and_is_refused(
-    way: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dialer_with_another_secret_learns_nothing_and_is_refused(way: str, caplog: pytest.LogCaptureFixture) -> None:
     with listening(way) as endpoint:
         with pytest.raises(HandshakeRefused, match="does not have the secret of this run"):
             visit(endpoint, "room/x", mine=credentials(secret=b"another"), local=way == "unix")
@@ -91,7 +89,9 @@ def test_a_dialer_that_ignores_the_listeners_proof_is_refused_for_its_own(
         assert not endpoint._parked
 
 
-def test_the_listeners_proof_does_not_serve_as_the_dialers(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_listeners_proof_does_not_serve_as_the_dialers(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
     with reached(endpoint) as connection:
         mine = Identity()
         connection.send("hello", hello_of(mine), deadline=soon())
@@ -119,6 +119,7 @@ def test_an_answer_of_another_handshake_is_refused(endpoint: Endpoint, caplog: p
         receive(connection, Challenge)
         connection.send(*overheard[1], deadline=soon())
         assert_refused(caplog, "does not have the secret of this run")
+    endpoint.close_room("room")
 
 
 @every_way
@@ -319,7 +320,7 @@ def with_replaced(old: bytes, new: bytes) -> bytes:
     return certificate.replace(old, new)
 
 
-ODD_CERTIFICATES = {
+ODD_CERTIFICATES: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
     "garbage": lambda: b"\x30\x82\xff\xff" + bytes(100),
     "of RSA": rsa_certificate,

@@ -177,10 +177,10 @@ def in_fork(work: Callable[[], Any]) -> Any:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
+        written = pipe.read()
     os.waitpid(child, 0)
-    assert answer, "the child died before it could answer"
-    decoded = json.loads(answer)
+    assert written, "the child died before it could answer"
+    decoded = json.loads(written)
     assert "raised" not in decoded, decoded["raised"]
     return decoded["returned"]
 

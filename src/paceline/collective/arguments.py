@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.wire.dtypes import name_of
+from paceline.wire.dtypes import NAMES, name_of
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
-    if tensor.device.type != "cpu":
+    if tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in NAMES:
+        return
+    if not tensor.is_cpu:
         raise TypeError(
             f"{name} is on {tensor.device}; these collectives work in host memory. "
             "Copy it with .cpu(), or use NCCL between GPUs"
@@ -59,6 +61,15 @@ def check_only_at_root(
         raise ValueError(f"rank {rank} is not the root (rank {root}) and must give {name}=None")
 
 
+def as_flat(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor as a flat one that shares its memory, or None where its layout does not allow that."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+        return None
+    return tensor if tensor.dim() == 1 else tensor.view(-1)
+
+
 class flat:
     """A tensor as one flat contiguous one: itself where that is possible, else a copy that is written back at the
     end."""
@@ -66,14 +77,11 @@ class flat:
     __slots__ = ("_copied", "_data", "_tensor", "_writes")
 
     def __init__(self, tensor: torch.Tensor, *, writes: bool = True) -> None:
-        self._tensor = tensor.detach() if tensor.requires_grad else tensor
+        self._tensor = tensor.detach()
         self._writes = writes
-        if self._tensor.is_contiguous() and not self._tensor.is_conj() and not self._tensor.is_neg():
-            self._copied = False
-            self._data = self._tensor if self._tensor.dim() == 1 else self._tensor.view(-1)
-        else:
-            self._copied = True
-            self._data = self._tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+        data = as_flat(self._tensor)
+        self._copied = data is None
+        self._data = self._tensor.resolve_conj().resolve_neg().contiguous().view(-1) if data is None else data
 
     def __enter__(self) -> torch.Tensor:
         return self._data

@@ -44,22 +44,17 @@ class Direct:
 
     def _in_one_round(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
         local = self._local
-        views = self._small_views(tensor)
-
-        def write(_: int, slot: int) -> None:
-            local.write_header(operation, slot)
-            views[slot][local.index].copy_(tensor)
-
-        def read(_: int, slot: int) -> None:
-            local.read_headers(operation, slot)
-            first, second, *others = views[slot]
-            reduction.combine(first, second, tensor)
-            for other in others:
-                reduction.combine(tensor, other, tensor)
-            if reduction.divides:
-                tensor.div_(len(local.ranks))
-
-        local.rounds(operation, 1, write, read)
+        slot = local.next_slot()
+        views = self._small_views(tensor)[slot]
+        local.write_header(operation, slot)
+        views[local.index].copy_(tensor)
+        local.one_round(operation, slot)
+        first, second, *others = views
+        reduction.combine(first, second, tensor)
+        for other in others:
+            reduction.combine(tensor, other, tensor)
+        if reduction.divides:
+            tensor.div_(len(views))
 
     def _small_views(self, tensor: torch.Tensor) -> list[list[torch.Tensor]]:
         key = (tensor.dtype, tensor.numel())

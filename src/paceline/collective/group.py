@@ -23,11 +23,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Thread
+from typing import Any
 
 import torch
 
 from paceline.collective import arguments, ring, tree
-from paceline.collective.arguments import flat, flat_all
+from paceline.collective.arguments import as_flat, flat, flat_all
 from paceline.collective.base import Operation, Path, Sink
 from paceline.collective.card import Card
 from paceline.collective.choice import CostModel, candidates, possible
@@ -47,7 +48,7 @@ from paceline.wire.endpoint import Endpoint
 
 DEFAULT_TIMEOUT_S = 300.0
 FORMING_S = 60.0
-_MAX_CACHED_CHOICES = 1024
+_MAX_CACHED = 1024
 
 AllReduce = Callable[[Operation, torch.Tensor, Reduction], None]
 
@@ -78,7 +79,7 @@ class Group:
         }
         if on_one_host:
             self._algorithms["direct"] = Direct(parts.local, parts.arena).all_reduce
-        self._choices: dict[int, str] = {}
+        self._reducers: dict[tuple[Any, ...], tuple[Reduction, AllReduce]] = {}
 
     @classmethod
     def form(
@@ -163,19 +164,17 @@ class Group:
     ) -> Handle:
         """Every member's tensor becomes the reduction of all, the same bits on each."""
         arguments.check_tensor("tensor", tensor)
-        reduction = find(op, tensor.dtype)
-        chosen = self._algorithms[self._resolve(algorithm, tensor)]
+        key = ("all_reduce", op, tensor.dtype, tensor.shape, -1, algorithm, ())
+        reduction, chosen = self._reducers.get(key) or self._choose_reducer(key, tensor)
 
         def body(operation: Operation) -> None:
-            with flat(tensor) as data:
-                if self.size > 1 and data.numel():
-                    chosen(operation, data, reduction)
-                elif self.size > 1:
-                    self._path.barrier(operation)
+            if (data := as_flat(tensor)) is not None:
+                chosen(operation, data, reduction)
+            else:
+                with flat(tensor) as copy:
+                    chosen(operation, copy, reduction)
 
-        return self._operate(
-            Key("all_reduce", op, tensor.dtype, tensor.shape, -1, algorithm), body, async_op, timeout_s
-        )
+        return self._operate(key, body, async_op, timeout_s)
 
     def reduce(
         self,
@@ -415,21 +414,28 @@ class Group:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _resolve(self, algorithm: str, tensor: torch.Tensor) -> str:
-        if algorithm == "auto":
-            num_bytes = tensor.nbytes
-            chosen = self._choices.get(num_bytes)
-            if chosen is None:
-                if len(self._choices) >= _MAX_CACHED_CHOICES:
-                    self._choices.clear()
-                chosen = self._choices[num_bytes] = self.model.choose(num_bytes)
-            return chosen
-        if algorithm not in self._algorithms:
+    def _choose_reducer(self, key: tuple[Any, ...], tensor: torch.Tensor) -> tuple[Reduction, AllReduce]:
+        """How to reduce tensors like this one; looked up once for each type, shape, reduction and algorithm."""
+        _, op, dtype, _, _, algorithm, _ = key
+        reduction = find(op, dtype)
+        if algorithm != "auto" and algorithm not in self._algorithms:
             raise ValueError(
                 f"algorithm {algorithm!r} does not work for {len(self.hosts)} host(s); "
                 f"choose auto or one of: {', '.join(possible(self.hosts))}"
             )
-        return algorithm
+        name = self.model.choose(tensor.nbytes) if algorithm == "auto" else algorithm
+        chosen = self._algorithms[name]
+        if self.size == 1 or tensor.numel() == 0:
+            chosen = self._meet_only
+        if len(self._reducers) >= _MAX_CACHED:
+            self._reducers.clear()
+        found = self._reducers[key] = (reduction, chosen)
+        return found
+
+    def _meet_only(self, operation: Operation, _: torch.Tensor, __: Reduction) -> None:
+        """Nothing to reduce; but whoever has something else in mind is found out."""
+        if self.size > 1:
+            self._path.barrier(operation)
 
     def _exchange(
         self, operation: Operation, sends: Sequence[torch.Tensor], receives: Sequence[int], sink: Sink

@@ -289,8 +289,8 @@ class Health:
                 self._compare(note.at.number, rank, note.at.signature)
 
     def _learn(self, note: Failure) -> None:
-        """Another member failed. If it is past the operation that this one is in, it has done its part of that, and so has
-        everybody: this one can finish it first."""
+        """Another member failed. If it is past the operation that this one is in, it has done its part of that, and
+        so has everybody: this one can finish it first."""
         if self._busy and note.number > self._last and note.kind != "lost":
             self._later = note
         else:

@@ -36,14 +36,15 @@ HEADER_BYTES = 8192
 SLOT_BYTES = 512 * 1024
 STRIDE_BYTES = HEADER_BYTES + SLOT_BYTES
 FIXED_BYTES = NUM_SLOTS * STRIDE_BYTES
-_LOCATION = struct.Struct("<q")
-_NUMBER = struct.Struct("<QI")
+_OPENING = struct.Struct("<Qq")  # the operation's number, and where the tensor lies
 COUNTS_AT = HEADER_BYTES // 2
-MAX_SIGNATURE_BYTES = COUNTS_AT - _LOCATION.size - _NUMBER.size
+MAX_SIGNATURE_BYTES = COUNTS_AT - _OPENING.size - 1
 MAX_NEIGHBOURS = (HEADER_BYTES - COUNTS_AT) // 16
 
-# One failed read of a signal costs about a microsecond: this is how long a wait spins before it sleeps.
-NUM_SPINS = 60
+# One failed read of a signal costs about a microsecond: this is how long a wait spins before it sleeps. Now and then
+# it offers its core, for the case that the scheduler has put the one it waits for on the same.
+NUM_SPINS = 64
+SPINS_TO_YIELD = 16
 
 Step = Callable[[int, int], None]
 
@@ -101,6 +102,13 @@ class Neighbourhood:
                 put(k + 1)
         self._round = first + count
 
+    def one_round(self, operation: Operation, slot: int) -> None:
+        """Signal that this member's slot is filled, wait for all, compare headers: a whole operation in one round."""
+        self.signal_all()
+        self.wait_all(operation)
+        self._round += 1
+        self.read_headers(operation, slot)
+
     def open(self, operation: Operation, location: int = -1, counts: Sequence[int] | None = None) -> list[int]:
         """The first round of an operation: compare headers. Returns where each local member's tensor lies (-1: not in
         the arena)."""
@@ -115,28 +123,28 @@ class Neighbourhood:
         self, operation: Operation, slot: int, location: int = -1, counts: Sequence[int] | None = None
     ) -> None:
         at = slot * STRIDE_BYTES
-        header = _LOCATION.pack(location) + _NUMBER.pack(operation.number, len(operation.encoded)) + operation.encoded
+        header = _OPENING.pack(operation.number, location) + operation.encoded
         self.memory.view[at : at + len(header)] = header
         if counts is not None:
             packed = struct.pack(f"<{len(counts)}q", *counts)
             self.memory.view[at + COUNTS_AT : at + COUNTS_AT + len(packed)] = packed
 
     def read_headers(self, operation: Operation, slot: int) -> list[int]:
+        """Where each local member's tensor lies, if all are in this operation."""
         at = slot * STRIDE_BYTES
-        expected = _NUMBER.pack(operation.number, len(operation.encoded)) + operation.encoded
-        start = at + _LOCATION.size
+        start = at + _OPENING.size
+        stop = start + len(operation.encoded)
         locations = []
         for rank in self.ranks:
             view = self.memories[rank].view
-            if rank != self.health.rank and view[start : start + len(expected)] != expected:
+            number, location = _OPENING.unpack_from(view, at)
+            if number != operation.number or view[start:stop].tobytes() != operation.encoded:
                 self._fail_mismatch(operation, rank, view[start : at + COUNTS_AT])
-            locations.append(_LOCATION.unpack_from(view, at)[0])
+            locations.append(location)
         return locations
 
-    def _fail_mismatch(self, operation: Operation, rank: int, header: memoryview) -> None:
-        _, length = _NUMBER.unpack_from(header)
-        theirs = decode(header[_NUMBER.size : _NUMBER.size + length])
-        self.health.differ(rank, theirs, operation.signature, operation.number)
+    def _fail_mismatch(self, operation: Operation, rank: int, encoded: memoryview) -> None:
+        self.health.differ(rank, decode(encoded), operation.signature, operation.number)
         raise self.health.error(operation.deadline.operation)
 
     def next_slot(self) -> int:
@@ -153,12 +161,13 @@ class Neighbourhood:
     def _wait(self, neighbour: Neighbour, operation: Operation) -> None:
         signal = neighbour.incoming.number
         read = os.eventfd_read
-        for _ in range(NUM_SPINS if operation.spins and self._fits_cores else 0):
+        for spin in range(NUM_SPINS if operation.spins and self._fits_cores else 0):
             try:
                 read(signal)
                 return
             except BlockingIOError:
-                continue
+                if spin % SPINS_TO_YIELD == SPINS_TO_YIELD - 1:
+                    os.sched_yield()
         while True:
             # Asked before the read: what was signalled before a goodbye is there by now.
             departed = self.health.has_departed(neighbour.rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,8 @@ Body = Callable[[Operation], None]
 
 
 class Key(NamedTuple):
-    """What an operation is, from its caller's arguments; cheap to make and to look up."""
+    """What an operation is, from its caller's arguments. A plain tuple of the same fields will do where time
+    counts."""
 
     operation: str
     reduction: str = ""
@@ -42,10 +43,10 @@ class Sequencer:
         self._timeout_s = timeout_s
         self._number = 0
         self._lane = Lane(f"paceline-{health.name}")
-        self._signatures: dict[Key, tuple[Signature, bytes, str]] = {}
+        self._signatures: dict[tuple[Any, ...], tuple[Signature, bytes, str]] = {}
 
-    def operate(self, key: Key, body: Body, async_op: bool, timeout_s: float | None) -> Handle:
-        signature, encoded, name = self._signatures.get(key) or self._sign(key)
+    def operate(self, key: Key | tuple[Any, ...], body: Body, async_op: bool, timeout_s: float | None) -> Handle:
+        signature, encoded, name = self._signatures.get(key) or self._sign(Key(*key))
         limit_s = self._timeout_s if timeout_s is None else timeout_s
 
         def job(may_spin: bool) -> None:

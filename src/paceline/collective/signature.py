@@ -7,7 +7,11 @@ before any wrong byte is used.
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
+
+_LENGTH = struct.Struct("<I")
 
 
 class Signature(msgspec.Struct, frozen=True, array_like=True):
@@ -40,12 +44,15 @@ class Numbered(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode(signature: Signature) -> bytes:
-    return msgspec.msgpack.encode(signature)
+    """The signature with its length before it, so that it can be read out of longer memory."""
+    data = msgspec.msgpack.encode(signature)
+    return _LENGTH.pack(len(data)) + data
 
 
 def decode(data: bytes | memoryview) -> Signature | None:
     """None for bytes that are no signature."""
     try:
-        return msgspec.msgpack.decode(data, type=Signature)
-    except msgspec.DecodeError:
+        (length,) = _LENGTH.unpack_from(data)
+        return msgspec.msgpack.decode(data[_LENGTH.size : _LENGTH.size + length], type=Signature)
+    except (msgspec.DecodeError, struct.error):
         return None

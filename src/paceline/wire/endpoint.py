@@ -206,7 +206,7 @@ class Endpoint:
             if key in self._logged or len(self._logged) >= MAX_LOGGED:
                 return
             self._logged.add(key)
-        logger.warning("refused %s: %s (further ones of this kind from there are not logged)", peer, error)
+        logger.warning("refused %s: %s (further ones of this kind from there are not logged)", peer, str(error))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
