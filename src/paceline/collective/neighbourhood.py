@@ -44,7 +44,7 @@ MAX_NEIGHBOURS = (HEADER_BYTES - COUNTS_AT) // 16
 # One failed read of a signal costs about a microsecond: this is how long a wait spins before it sleeps. Now and then
 # it offers its core, for the case that the scheduler has put the one it waits for on the same.
 NUM_SPINS = 64
-SPINS_TO_YIELD = 16
+SPINS_TO_YIELD = 4
 
 Step = Callable[[int, int], None]
 
