@@ -13,12 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from paceline.cli.bench import machine
 from paceline.collective import Group
 from paceline.errors import PeerLost
 from paceline.testing.crew import Crew, say
-from rich.console import Console
-from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results" / "deaths.json"
 

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
+
 from paceline.cli.bench import machine
 from paceline.collective import Group
 from paceline.testing import netlab
 from paceline.testing.crew import Crew
-from rich.console import Console
-from rich.table import Table
 
 MB = 1 << 20
 RESULTS = Path(__file__).parent / "results" / "network.json"

@@ -13,6 +13,7 @@ import sys
 import time
 
 import torch
+
 from paceline import PeerLost
 from paceline.collective import meeting
 

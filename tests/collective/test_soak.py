@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from paceline.collective import Group
 from paceline.errors import PeerLost
 from paceline.testing.crew import Crew, say

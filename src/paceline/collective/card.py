@@ -12,7 +12,8 @@ from paceline.wire.endpoint import Endpoint
 
 
 class Card(msgspec.Struct, frozen=True):
-    """A member as the others of its group know it. `host` is equal for members that can share memory."""
+    """A member as the others of its group know it. `host` is equal for members that can share memory;
+    `cores` are those it may run on."""
 
     member: str
     role: str
@@ -21,6 +22,7 @@ class Card(msgspec.Struct, frozen=True):
     local_name: str
     fingerprint: bytes
     tls: bool
+    cores: tuple[int, ...]
 
     @classmethod
     def of(cls, endpoint: Endpoint, host_label: str = "") -> Card:
@@ -34,6 +36,7 @@ class Card(msgspec.Struct, frozen=True):
             local_name=endpoint.local_name,
             fingerprint=mine.identity.fingerprint,
             tls=endpoint.tls,
+            cores=tuple(sorted(os.sched_getaffinity(0))),
         )
 
 

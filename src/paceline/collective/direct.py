@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import torch
 
 from paceline.collective.base import Operation, bounds, spans
-from paceline.collective.neighbourhood import NUM_SLOTS, SLOT_BYTES, Neighbourhood
+from paceline.collective.neighbourhood import NUM_SLOTS, Neighbourhood
 from paceline.collective.reductions import Reduction
 from paceline.wire.memory import Arena
 
 ONE_ROUND_BYTES = 64 * 1024
-# All members' pieces together should fit the nearer cache of a core.
-PIECES_BYTES = 512 * 1024
+# All members' pieces together: enough to make the calls few, little enough to stay in the cache between them.
+PIECES_BYTES = 2 << 20
 _MAX_CACHED_VIEWS = 64
 
 
@@ -28,6 +28,7 @@ class Direct:
         self._local = local
         self._arena = arena
         self._small: dict[tuple[torch.dtype, int], list[list[torch.Tensor]]] = {}
+        self._large: dict[tuple[object, ...], list[tuple[torch.Tensor, ...]]] = {}
 
     def all_reduce(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
         """Reduce a flat tensor in place."""
@@ -70,32 +71,47 @@ class Direct:
     def _in_place(
         self, operation: Operation, tensor: torch.Tensor, reduction: Reduction, locations: Sequence[int]
     ) -> None:
-        local, dtype = self._local, tensor.dtype
-        low, high = bounds(tensor.numel(), len(locations))[local.index]
-        piece = max(1, PIECES_BYTES // len(locations) // dtype.itemsize)
-        mine = torch.split(tensor[low:high], piece)
-        others = [
-            torch.split(local.memories[rank].tensor(location + low * dtype.itemsize, high - low, dtype), piece)
-            for rank, location in zip(local.ranks, locations, strict=True)
-            if rank != local.health.rank
-        ]
-        pieces = list(zip(mine, *others, strict=True))
-        if operation.number % 2:
-            pieces.reverse()  # begin with what the last operation left in the cache
-        for own, *theirs in pieces:
-            for other in theirs:
+        for own, *others in self._pieces(tensor, locations, reverse=operation.number % 2 == 1):
+            for other in others:
                 reduction.combine(own, other, own)
             if reduction.divides:
                 own.div_(len(locations))
-            for other in theirs:
+            for other in others:
                 other.copy_(own)
-        local.rounds(operation, 1, _nothing, _nothing)
+        self._local.rounds(operation, 1, _nothing, _nothing)
+
+    def _pieces(
+        self, tensor: torch.Tensor, locations: Sequence[int], *, reverse: bool
+    ) -> list[tuple[torch.Tensor, ...]]:
+        """This member's slice in pieces: for each, its own and all others' view. Every other time from the end, to begin
+        with what the last operation left in the cache.
+
+        Kept, because making views takes longer than a small reduction. They are views of the mapped memory, not of the
+        tensor: they hold nothing alive and stay right when another tensor of the size lies there."""
+        key = (tensor.dtype, tensor.numel(), *locations)
+        found = self._large.get(key)
+        if found is None:
+            if len(self._large) >= _MAX_CACHED_VIEWS:
+                self._large.clear()
+            found = self._large[key] = self._cut(tensor.dtype, tensor.numel(), locations)
+        return found[::-1] if reverse else found
+
+    def _cut(self, dtype: torch.dtype, num: int, locations: Sequence[int]) -> list[tuple[torch.Tensor, ...]]:
+        local = self._local
+        low, high = bounds(num, len(locations))[local.index]
+        others = [index for index in range(len(locations)) if index != local.index]
+        memories = [(local.memories[local.ranks[k]], locations[k]) for k in (local.index, *others)]
+        step = max(1, PIECES_BYTES // len(locations) // dtype.itemsize)
+        return [
+            tuple(memory.tensor(at + first * dtype.itemsize, last - first, dtype) for memory, at in memories)
+            for first, last in spans(low, high, step)
+        ]
 
     def _by_pair(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
         """Two members: each copies its piece in, and adds the other's to its own. One signal for each piece."""
         local = self._local
         slots, mine = local.slots(tensor.dtype), local.index
-        chunks = spans(0, tensor.numel(), SLOT_BYTES // tensor.dtype.itemsize)
+        chunks = spans(0, tensor.numel(), local.chunk_elements(tensor.numel(), tensor.dtype))
 
         def write(k: int, slot: int) -> None:
             low, high = chunks[k]
@@ -115,7 +131,7 @@ class Direct:
         round."""
         local = self._local
         slots, mine, num = local.slots(tensor.dtype), local.index, len(local.ranks)
-        chunks = spans(0, tensor.numel(), SLOT_BYTES // tensor.dtype.itemsize)
+        chunks = spans(0, tensor.numel(), local.chunk_elements(tensor.numel(), tensor.dtype))
 
         def write(k: int, slot: int) -> None:
             if k == len(chunks):

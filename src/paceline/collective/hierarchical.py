@@ -15,7 +15,7 @@ import torch
 from paceline.collective import ring, tree
 from paceline.collective.base import Operation, bounds
 from paceline.collective.links import Links
-from paceline.collective.neighbourhood import SLOT_BYTES, Neighbourhood
+from paceline.collective.neighbourhood import Neighbourhood
 from paceline.collective.reductions import Reduction
 
 # Between hosts, a slice up to this goes by the tree (few hops), a larger one by the ring (few bytes).
@@ -59,7 +59,7 @@ class Hierarchical:
         """Each driver combines its slice over the members of this host."""
         local, mine, num = self._local, self._local.index, len(self._local.ranks)
         slots = local.slots(tensor.dtype)
-        step = SLOT_BYTES // tensor.dtype.itemsize // len(slices)
+        step = local.chunk_elements(tensor.numel(), tensor.dtype) // len(slices)
         count = -(-max(high - low for low, high in slices) // step)
 
         def write(k: int, slot: int) -> None:
@@ -85,7 +85,7 @@ class Hierarchical:
         """Each driver shows its slice to the members of this host."""
         local, mine = self._local, self._local.index
         slots = local.slots(tensor.dtype)
-        step = SLOT_BYTES // tensor.dtype.itemsize
+        step = local.chunk_elements(tensor.numel() // len(slices), tensor.dtype)
         count = -(-max(high - low for low, high in slices) // step)
 
         def write(k: int, slot: int) -> None:

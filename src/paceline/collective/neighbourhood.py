@@ -33,7 +33,8 @@ from paceline.wire.waiting import READ
 
 NUM_SLOTS = 4
 HEADER_BYTES = 8192
-SLOT_BYTES = 512 * 1024
+SLOT_BYTES = 2 << 20
+CHUNK_BYTES = 512 * 1024  # of a slot, where members have a core each: stays in the nearer caches
 STRIDE_BYTES = HEADER_BYTES + SLOT_BYTES
 FIXED_BYTES = NUM_SLOTS * STRIDE_BYTES
 _OPENING = struct.Struct("<Qq")  # the operation's number, and where the tensor lies
@@ -77,7 +78,8 @@ class Neighbourhood:
         self._signals = [neighbour.outgoing for neighbour in self.neighbours]
         self._round = 0
         self._slots: dict[torch.dtype, list[list[torch.Tensor]]] = {}
-        self._fits_cores = len(self.ranks) <= len(os.sched_getaffinity(0))
+        cores = {core for rank in self.ranks for core in health.cards[rank].cores}
+        self._fits_cores = len(self.ranks) <= len(cores)
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
@@ -179,6 +181,15 @@ class Neighbourhood:
                     self.health.lost(neighbour.rank, "left the group")
                     raise self.health.error(operation.deadline.operation) from None
             self.health.wait_any([(signal, READ)], operation.deadline, self.health.describe(neighbour.rank))
+
+    def chunk_elements(self, num_elements: int, dtype: torch.dtype) -> int:
+        """How much of a tensor goes through a slot at once; the same on all members. Where members share cores, every signal
+        costs a switch between them, so there are fewer and larger ones; but all slots together take no more than the
+        tensor."""
+        num_bytes = CHUNK_BYTES
+        if not self._fits_cores:
+            num_bytes = max(num_bytes, min(SLOT_BYTES, num_elements * dtype.itemsize // NUM_SLOTS))
+        return num_bytes // dtype.itemsize
 
     # -- slots -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.collective.base import Operation, Sink, spans
-from paceline.collective.neighbourhood import COUNTS_AT, SLOT_BYTES, STRIDE_BYTES, Neighbourhood
+from paceline.collective.neighbourhood import COUNTS_AT, STRIDE_BYTES, Neighbourhood
 from paceline.collective.reductions import Reduction
 
 
@@ -29,7 +29,7 @@ class SharedPath:
             self._local.index,
             self._local.ranks.index(root),
         )
-        chunks = spans(0, tensor.numel(), SLOT_BYTES // tensor.dtype.itemsize)
+        chunks = spans(0, tensor.numel(), self._local.chunk_elements(tensor.numel(), tensor.dtype))
 
         def write(k: int, slot: int) -> None:
             if mine == source:
@@ -50,7 +50,7 @@ class SharedPath:
             self._local.index,
             self._local.ranks.index(root),
         )
-        chunks = spans(0, tensor.numel(), SLOT_BYTES // tensor.dtype.itemsize)
+        chunks = spans(0, tensor.numel(), self._local.chunk_elements(tensor.numel(), tensor.dtype))
 
         def write(k: int, slot: int) -> None:
             if mine != target:
@@ -72,8 +72,9 @@ class SharedPath:
     def all_gather(self, operation: Operation, outputs: Sequence[torch.Tensor]) -> None:
         self._local.open(operation)
         slots, mine = self._local.slots(outputs[0].dtype), self._local.index
-        step = SLOT_BYTES // outputs[0].dtype.itemsize
-        count = -(-max(output.numel() for output in outputs) // step)
+        largest = max(output.numel() for output in outputs)
+        step = self._local.chunk_elements(largest, outputs[0].dtype)
+        count = -(-largest // step)
 
         def write(k: int, slot: int) -> None:
             piece = outputs[mine][k * step : (k + 1) * step]
@@ -95,8 +96,8 @@ class SharedPath:
         self._local.open(operation, counts=[*sent, *receives])
         table = self._read_counts(operation, slot)
         slots, mine, num = self._local.slots(sends[0].dtype), self._local.index, len(self._local.ranks)
-        step = SLOT_BYTES // sends[0].dtype.itemsize // num
         largest = max((table[a][b] for a in range(num) for b in range(num) if a != b), default=0)
+        step = self._local.chunk_elements(largest * num, sends[0].dtype) // num
         count = -(-largest // step)
 
         def write(k: int, slot: int) -> None:
