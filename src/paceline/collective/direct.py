@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.collective.base import Operation, bounds, spans
-from paceline.collective.neighbourhood import NUM_SLOTS, Neighbourhood
+from paceline.collective.neighbourhood import NUM_SLOTS, Neighbourhood, nothing
 from paceline.collective.reductions import Reduction
 from paceline.wire.memory import Arena
 
@@ -78,16 +78,16 @@ class Direct:
                 own.div_(len(locations))
             for other in others:
                 other.copy_(own)
-        self._local.rounds(operation, 1, _nothing, _nothing)
+        self._local.rounds(operation, 1, nothing, nothing)
 
     def _pieces(
         self, tensor: torch.Tensor, locations: Sequence[int], *, reverse: bool
     ) -> list[tuple[torch.Tensor, ...]]:
-        """This member's slice in pieces: for each, its own and all others' view. Every other time from the end, to begin
-        with what the last operation left in the cache.
+        """This member's slice in pieces: for each, its own and all others' view. Every other time from the end, to
+        begin with what the last operation left in the cache.
 
-        Kept, because making views takes longer than a small reduction. They are views of the mapped memory, not of the
-        tensor: they hold nothing alive and stay right when another tensor of the size lies there."""
+        Kept, because making views takes longer than a small reduction. They are views of the mapped memory, not of
+        the tensor: they hold nothing alive and stay right when another tensor of the size lies there."""
         key = (tensor.dtype, tensor.numel(), *locations)
         found = self._large.get(key)
         if found is None:
@@ -167,7 +167,3 @@ class Direct:
                     tensor[low + first : low + last].copy_(slots[slot][index][first:last])
 
         local.rounds(operation, len(chunks) + 1, write, read, ahead=False)
-
-
-def _nothing(_: int, __: int) -> None:
-    """A round that only waits for all."""

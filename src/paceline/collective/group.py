@@ -75,7 +75,7 @@ class Group:
         self._algorithms: dict[str, AllReduce] = {
             "ring": functools.partial(ring.all_reduce, parts.links),
             "tree": functools.partial(tree.all_reduce, parts.links),
-            "hierarchical": Hierarchical(parts.links, parts.local, self.hosts).all_reduce,
+            "hierarchical": Hierarchical(parts.links, parts.local, parts.arena, self.hosts).all_reduce,
         }
         if on_one_host:
             self._algorithms["direct"] = Direct(parts.local, parts.arena).all_reduce

@@ -15,8 +15,9 @@ import torch
 from paceline.collective import ring, tree
 from paceline.collective.base import Operation, bounds
 from paceline.collective.links import Links
-from paceline.collective.neighbourhood import Neighbourhood
+from paceline.collective.neighbourhood import Neighbourhood, nothing
 from paceline.collective.reductions import Reduction
+from paceline.wire.memory import Arena
 
 # Between hosts, a slice up to this goes by the tree (few hops), a larger one by the ring (few bytes).
 TREE_BYTES = 32 * 1024
@@ -25,9 +26,10 @@ TREE_BYTES = 32 * 1024
 class Hierarchical:
     """`hosts` lists the ranks of each host, `local` are the members of this host."""
 
-    def __init__(self, links: Links, local: Neighbourhood, hosts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, links: Links, local: Neighbourhood, arena: Arena, hosts: Sequence[Sequence[int]]) -> None:
         self._links = links
         self._local = local
+        self._arena = arena
         self._hosts = hosts
         self._num_drivers = min(len(host) for host in hosts)
         self._slice = local.index if local.index < self._num_drivers else -1
@@ -35,12 +37,41 @@ class Hierarchical:
     def all_reduce(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
         """Reduce a flat tensor in place."""
         slices = bounds(tensor.numel(), self._num_drivers)
-        self._local.open(operation)
+        locations = self._local.open(operation, self._arena.offset_of(tensor))
+        if min(locations) >= 0:
+            self._in_place(operation, tensor, slices, reduction, locations)
+            return
         self._reduce_inside(operation, tensor, slices, reduction)
         if self._slice >= 0:
             low, high = slices[self._slice]
             self._reduce_between(operation, tensor[low:high], reduction)
         self._gather_inside(operation, tensor, slices)
+
+    def _in_place(
+        self,
+        operation: Operation,
+        tensor: torch.Tensor,
+        slices: Sequence[tuple[int, int]],
+        reduction: Reduction,
+        locations: Sequence[int],
+    ) -> None:
+        """All local tensors lie in the arena: a driver reads its slice of each there, and writes the result back
+        there. Nobody else touches that slice, so one round at the end is enough."""
+        local, dtype = self._local, tensor.dtype
+        if self._slice >= 0:
+            low, high = slices[self._slice]
+            own = tensor[low:high]
+            others = [
+                local.memories[rank].tensor(location + low * dtype.itemsize, high - low, dtype)
+                for rank, location in zip(local.ranks, locations, strict=True)
+                if rank != local.health.rank
+            ]
+            for other in others:
+                reduction.combine(own, other, own)
+            self._reduce_between(operation, own, reduction)
+            for other in others:
+                other.copy_(own)
+        local.rounds(operation, 1, nothing, nothing)
 
     def _reduce_between(self, operation: Operation, piece: torch.Tensor, reduction: Reduction) -> None:
         drivers = [host[self._slice] for host in self._hosts]

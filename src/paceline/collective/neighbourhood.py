@@ -183,9 +183,9 @@ class Neighbourhood:
             self.health.wait_any([(signal, READ)], operation.deadline, self.health.describe(neighbour.rank))
 
     def chunk_elements(self, num_elements: int, dtype: torch.dtype) -> int:
-        """How much of a tensor goes through a slot at once; the same on all members. Where members share cores, every signal
-        costs a switch between them, so there are fewer and larger ones; but all slots together take no more than the
-        tensor."""
+        """How much of a tensor goes through a slot at once; the same on all members. Where members share cores, every
+        signal costs a switch between them, so there are fewer and larger ones; but all slots together take no more
+        than the tensor."""
         num_bytes = CHUNK_BYTES
         if not self._fits_cores:
             num_bytes = max(num_bytes, min(SLOT_BYTES, num_elements * dtype.itemsize // NUM_SLOTS))
@@ -212,6 +212,10 @@ class Neighbourhood:
         for neighbour in self.neighbours:
             neighbour.close()
         self.memory.close()
+
+
+def nothing(_: int, __: int) -> None:
+    """The write and the read of a round that only waits for all."""
 
 
 def check_size(num_members: int) -> None:
