@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def test_collectives_shows_sums_a_death_a_new_group_and_the_speed() -> None:
-    command = [sys.executable, EXAMPLES / "collectives.py"]
+    command = [sys.executable, str(EXAMPLES / "collectives.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the mean of 0, 1, 2, 3 is 1.5" in done.stdout

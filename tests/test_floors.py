@@ -30,7 +30,7 @@ def floor_of(module: str) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)

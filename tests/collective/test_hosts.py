@@ -71,10 +71,12 @@ def reduce_over_cut_cable(group: Group) -> Any:
     group.all_reduce(tensor)
     say("cut")
     time.sleep(1.0)
-    with pytest.raises((DeadlineExceeded, PeerLost)) as caught:
-        group.all_reduce(tensor, timeout_s=2.0)
-        group.all_reduce(tensor, timeout_s=2.0)
-    return str(caught.value)
+    try:
+        for _ in range(2):  # one direction may have got its bytes through before the cut
+            group.all_reduce(tensor, timeout_s=2.0)
+    except (DeadlineExceeded, PeerLost) as error:
+        return str(error)
+    return "no error"
 
 
 def test_a_cut_cable_ends_at_the_deadline(lab: Netlab) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ def test_bounds_cut_everything_into_nearly_equal_parts(num: int, parts: int) -> 
     cut = bounds(num, parts)
     assert cut[0][0] == 0
     assert cut[-1][1] == num
-    assert all(before[1] == after[0] for before, after in zip(cut, cut[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(cut))
     sizes = [high - low for low, high in cut]
     assert max(sizes) - min(sizes) <= 1
 

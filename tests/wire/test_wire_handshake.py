@@ -113,7 +113,7 @@ def test_an_answer_of_another_handshake_is_refused(endpoint: Endpoint, caplog: p
             send(kind, body, **options)
 
         connection.send = listen_in  # type: ignore[method-assign, assignment]
-        handshake.dial(connection, mine, "room/x", shown_certificate=None, pin=None, deadline=soon())
+        handshake.dial(connection, mine, "room/x", pin=None, deadline=soon())
     with reached(endpoint) as connection:
         connection.send(*overheard[0], deadline=soon())
         receive(connection, Challenge)
@@ -133,8 +133,8 @@ def test_another_certificate_than_the_pinned_one_is_refused(way: str) -> None:
 # -- in the middle ---------------------------------------------------------------------------------------------------
 
 
-def hello_of(identity: Identity, version: int = VERSION) -> Hello:
-    return Hello(version, identity.member, "worker", secrets.token_bytes(32), identity.fingerprint)
+def hello_of(identity: Identity, version: int = VERSION, *, tls: bool = False) -> Hello:
+    return Hello(version, identity.member, "worker", secrets.token_bytes(32), identity.fingerprint, tls)
 
 
 def receive(connection: Connection, body_type: type[Any]) -> Any:
@@ -176,8 +176,8 @@ def impostor(serve: Callable[[Connection], object], identity: Identity | None) -
 def answer_with(fingerprint: bytes, secret: bytes, version: int = VERSION) -> Callable[[Connection], None]:
     def serve(connection: Connection) -> None:
         theirs = receive(connection, Hello)
-        mine = Hello(version, "m", "server", secrets.token_bytes(32), fingerprint)
-        proof = handshake._proof(secret, b"listener", handshake._transcript(theirs, mine))
+        mine = Hello(version, "m", "server", secrets.token_bytes(32), fingerprint, theirs.tls)
+        proof = handshake._proof(secret, b"listener", handshake._transcript(theirs, mine, ""))
         connection.send("challenge", Challenge(mine, proof), deadline=soon())
         with contextlib.suppress(Exception):
             connection.receive(deadline=soon())
@@ -268,6 +268,33 @@ def test_the_relay_of_these_tests_works_where_nothing_stops_it() -> None:
     ):
         dial_address(address, tls=False)
     assert welcomed
+
+
+def test_a_relay_that_takes_the_tls_off_is_refused() -> None:
+    """The dialer was told that there is no TLS, the listener sees one: each learns what the other sees, under the
+    proof."""
+    welcomed: list[str] = []
+    with Endpoint(credentials(role="server"), tls=True) as endpoint:
+        with (
+            impostor(relay_to(endpoint, unchanged, welcomed), None) as address,
+            pytest.raises(HandshakeRefused, match="with TLS"),
+        ):
+            dial_address(address, tls=False)
+        assert not welcomed
+        assert not endpoint._parked
+
+
+def test_a_relay_that_changes_what_the_dialer_came_for_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    welcomed: list[str] = []
+
+    def elsewhere(kind: str, body: Any) -> Any:
+        return msgspec.structs.replace(body, purpose="another/room") if kind == "answer" else body
+
+    with Endpoint(credentials(role="server")) as endpoint:
+        with impostor(relay_to(endpoint, elsewhere, welcomed), None) as address, pytest.raises(HandshakeRefused):
+            dial_address(address, tls=False)
+        assert_refused(caplog, "does not have the secret")
+        assert not endpoint._parked
 
 
 # -- somebody else's certificate -------------------------------------------------------------------------------------

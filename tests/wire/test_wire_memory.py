@@ -1,4 +1,5 @@
-"""An arena never hands out the same memory twice, gives back what is no longer used, and says when there is no more."""
+"""An arena never hands out the same memory twice, gives back what is no longer used, and says when there is no
+more."""
 
 from __future__ import annotations
 

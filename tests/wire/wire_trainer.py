@@ -1,4 +1,5 @@
-"""A trainer for tests: visits an endpoint, starts DataLoader workers, tells their process ids, then waits to be killed.
+"""A trainer for tests: visits an endpoint, starts DataLoader workers, tells their process ids, then waits to be
+killed.
 
 Its standard input has one line of JSON: port and secret.
 """

@@ -93,6 +93,8 @@ def serve(connection: Connection, handlers: Mapping[str, Handler], *, idle_s: fl
             header, tensors = connection.receive(deadline=Deadline(idle_s, f"serving {connection.peer}"))
         except ConnectionLost:
             return
+        if header.kind != "call":
+            raise ProtocolError(f"{connection.peer} sent {header.kind!r} where a call was expected")
         request = header.read_body(Call)
         deadline = Deadline(answer_s, f"answering {request.operation} of {connection.peer}")
         try:

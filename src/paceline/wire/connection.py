@@ -44,6 +44,8 @@ class Connection:
         # What to poll for when a direction would block; TLS may have to read in order to write, and the reverse.
         self.send_events = WRITE
         self.receive_events = READ
+        # What the other end of TLS identified itself with; empty for the listening end, None without TLS.
+        self.shown_certificate: bytes | None = None
         if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         register(self)

@@ -35,7 +35,8 @@ def register(owner: Owner) -> None:
 def _abandon_all() -> None:
     try:
         for owner in list(_owners):
-            owner.abandon()
+            with contextlib.suppress(OSError):
+                owner.abandon()
         _owners.clear()
     finally:
         creating.release()

@@ -33,12 +33,9 @@ def dial(
     secret."""
     connection = connect(address, deadline, waiter)
     try:
-        shown = None
         if tls and not connection.is_local:
             connection = wrap_tls(connection, mine.identity.client_context, deadline, server=False)
-            assert isinstance(connection.socket, ssl.SSLSocket)
-            shown = connection.socket.getpeercert(binary_form=True)
-        hello = handshake.dial(connection, mine, purpose, shown_certificate=shown, pin=pin, deadline=deadline)
+        hello = handshake.dial(connection, mine, purpose, pin=pin, deadline=deadline)
     except BaseException:
         connection.close()
         raise
@@ -46,8 +43,8 @@ def dial(
     return connection
 
 
-def listen_tcp(host: str, port: int) -> socket.socket:
-    family, address = _resolve(host, port)
+def listen_tcp(host: str, port: int, family: socket.AddressFamily, address: Any) -> socket.socket:
+    """Listen on an address that `resolve` found for host and port."""
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,7 +60,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -80,7 +77,7 @@ def connect(address: tuple[str, int] | str, deadline: Deadline, waiter: Waiter) 
         family, target = socket.AF_UNIX, f"\0{address}"
     else:
         peer = f"{address[0]}:{address[1]}"
-        family, target = _resolve(*address)
+        family, target = resolve(*address)
     with creating:
         sock = socket.socket(family, socket.SOCK_STREAM)
         connection = Connection(sock, peer=peer, waiter=waiter)
@@ -131,6 +128,7 @@ def wrap_tls(connection: Connection, context: ssl.SSLContext, deadline: Deadline
     while True:
         try:
             sock.do_handshake()
+            wrapped.shown_certificate = sock.getpeercert(binary_form=True) or b""
             return wrapped
         except ssl.SSLWantReadError:
             wanted = READ

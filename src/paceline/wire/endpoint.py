@@ -24,6 +24,7 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from paceline.errors import DeadlineExceeded, WireError
@@ -31,7 +32,7 @@ from paceline.wire import handshake
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import creating, eventfd, register
-from paceline.wire.dialing import listen_tcp, wrap_tls
+from paceline.wire.dialing import listen_tcp, resolve, wrap_tls
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.waiting import PLAIN, READ, Waiter
 
@@ -39,7 +40,8 @@ logger = logging.getLogger("paceline.wire")
 
 HANDSHAKE_S = 5.0
 PARKING_S = 60.0
-MAX_HANDSHAKES = 128
+MAX_HANDSHAKES = 512
+MAX_HANDSHAKES_OF_ONE = 128  # address; all Unix visitors count as one
 MAX_PARKED = 1024
 MAX_LOGGED = 256
 
@@ -81,10 +83,11 @@ class Endpoint:
         self._parked: dict[str, tuple[float, Connection, Visitor]] = {}
         self._logged: set[tuple[str, str]] = set()
         self._closed = False
-        self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._handshakes: Counter[str] = Counter()
         self._closing = eventfd()
+        found = resolve(host, port)
         with creating:
-            self._tcp = listen_tcp(host, port)
+            self._tcp = listen_tcp(host, port, *found)
             register(self)
         self.address: tuple[str, int] = self._tcp.getsockname()[:2]
         self.local_name = f"paceline-{secrets.token_hex(16)}"
@@ -176,16 +179,37 @@ class Endpoint:
             logger.warning("cannot accept a connection: %s", error)
             self._closing_soon(0.05)
             return
-        if not self._handshakes.acquire(timeout=HANDSHAKE_S):
+        origin = connection.peer.rpartition(":")[0]
+        if not self._admit(origin):
             connection.close()
             return
-        threading.Thread(target=self._welcome, args=(connection,), name="paceline-welcome", daemon=True).start()
+        try:
+            arguments = (connection, origin)
+            threading.Thread(target=self._welcome, args=arguments, name="paceline-welcome", daemon=True).start()
+        except RuntimeError as error:  # no more threads to be had
+            self._dismiss(origin)
+            connection.close()
+            logger.warning("cannot welcome %s: %s", connection.peer, str(error))
+
+    def _admit(self, origin: str) -> bool:
+        """Whether one more may try its handshake now; who fills its own share keeps nobody else out."""
+        with self._lock:
+            if self._handshakes[origin] >= MAX_HANDSHAKES_OF_ONE or self._handshakes.total() >= MAX_HANDSHAKES:
+                return False
+            self._handshakes[origin] += 1
+            return True
+
+    def _dismiss(self, origin: str) -> None:
+        with self._lock:
+            self._handshakes[origin] -= 1
+            if not self._handshakes[origin]:
+                del self._handshakes[origin]
 
     def _closing_soon(self, seconds: float) -> None:
         with contextlib.suppress(DeadlineExceeded, ValueError):
             PLAIN.wait_any([(self._closing.fileno(), READ)], Deadline(seconds, "accept"), "room for a connection")
 
-    def _welcome(self, connection: Connection) -> None:
+    def _welcome(self, connection: Connection, origin: str) -> None:
         try:
             deadline = Deadline(HANDSHAKE_S, f"handshake with {connection.peer}")
             if self.tls and not connection.is_local:
@@ -196,7 +220,7 @@ class Endpoint:
             self._log_refusal(connection.peer, error)
             return
         finally:
-            self._handshakes.release()
+            self._dismiss(origin)
         connection.peer = f"{visitor.role} {visitor.member}"
         self._receive(connection, visitor)
 

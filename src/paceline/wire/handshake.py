@@ -5,11 +5,11 @@
     dialer   -> listener   Answer     its proof, its certificate and a signature by the certificate's key, and what it
     came for listener -> dialer     Welcome
 
-A proof is an HMAC under the secret over both Hellos (nonces, roles, members, fingerprints) and the side that makes
-it, so it serves neither another connection nor the other direction. The dialer compares the fingerprint in the
-Challenge with the certificate that TLS showed it and with the one it expects (the pin). The listener sees no
-certificate in TLS, because without an authority there is nothing OpenSSL could check it against; instead the dialer
-signs both Hellos with its key.
+A proof is an HMAC under the secret over both Hellos (nonces, roles, members, fingerprints, whether there is TLS), the
+purpose and the side that makes it, so it serves neither another connection nor the other direction. The dialer
+compares the fingerprint in the Challenge with the certificate that TLS showed it and with the one it expects (the
+pin). The listener sees no certificate in TLS, because without an authority there is nothing OpenSSL could check it
+against; instead the dialer signs both Hellos with its key.
 
 Failure: whoever sees a wrong proof closes without a word. Frames of a handshake are limited to 4 KiB, no tensors.
 """
@@ -40,6 +40,7 @@ class Hello(msgspec.Struct, frozen=True):
     role: str
     nonce: bytes
     fingerprint: bytes
+    tls: bool
 
 
 class Challenge(msgspec.Struct, frozen=True):
@@ -65,8 +66,16 @@ class Credentials(msgspec.Struct, frozen=True):
     secret: bytes
     role: str
 
-    def hello(self) -> Hello:
-        return Hello(VERSION, self.identity.member, self.role, secrets.token_bytes(32), self.identity.fingerprint)
+    def hello(self, connection: Connection) -> Hello:
+        nonce = secrets.token_bytes(32)
+        return Hello(
+            VERSION,
+            self.identity.member,
+            self.role,
+            nonce,
+            self.identity.fingerprint,
+            connection.shown_certificate is not None,
+        )
 
 
 class Visitor(msgspec.Struct, frozen=True):
@@ -83,25 +92,26 @@ def dial(
     mine: Credentials,
     purpose: str,
     *,
-    shown_certificate: bytes | None,
     pin: bytes | None,
     deadline: Deadline,
 ) -> Hello:
-    """The dialer's side. `shown_certificate` is what TLS showed (None without TLS), `pin` the fingerprint to insist
-    on."""
-    hello = mine.hello()
+    """The dialer's side. `pin` is the fingerprint to insist on."""
+    hello = mine.hello(connection)
     connection.send("hello", hello, deadline=deadline)
     challenge = _receive(connection, "challenge", Challenge, deadline)
     theirs = challenge.hello
     _check_version(connection, theirs)
-    if shown_certificate is not None and identity.fingerprint_of(shown_certificate) != theirs.fingerprint:
+    shown = connection.shown_certificate
+    if shown is not None and identity.fingerprint_of(shown) != theirs.fingerprint:
         raise HandshakeRefused(f"{connection.peer} names a certificate that is not the one of its TLS connection")
     if pin is not None and not hmac.compare_digest(pin, theirs.fingerprint):
         raise HandshakeRefused(
             f"{connection.peer} has another certificate than the roster says; is this address still the same member?"
         )
-    transcript = _transcript(hello, theirs)
+    transcript = _transcript(hello, theirs, purpose="")
     _check_proof(connection, mine.secret, b"listener", transcript, challenge.proof)
+    _check_tls(connection, hello, theirs)
+    transcript = _transcript(hello, theirs, purpose)
     answer = Answer(
         proof=_proof(mine.secret, b"dialer", transcript),
         certificate=mine.identity.certificate,
@@ -117,14 +127,16 @@ def receive_visitor(connection: Connection, mine: Credentials, *, deadline: Dead
     """The listener's side."""
     theirs = _receive(connection, "hello", Hello, deadline)
     _check_version(connection, theirs)
-    hello = mine.hello()
-    transcript = _transcript(theirs, hello)
+    hello = mine.hello(connection)
+    transcript = _transcript(theirs, hello, purpose="")
     connection.send("challenge", Challenge(hello, _proof(mine.secret, b"listener", transcript)), deadline=deadline)
     answer = _receive(connection, "answer", Answer, deadline)
+    transcript = _transcript(theirs, hello, answer.purpose)
     _check_proof(connection, mine.secret, b"dialer", transcript, answer.proof)
     if identity.fingerprint_of(answer.certificate) != theirs.fingerprint:
         raise HandshakeRefused(f"{connection.peer} sent another certificate than it announced")
     identity.verify(answer.certificate, answer.signature, transcript)
+    _check_tls(connection, hello, theirs)
     connection.send("welcome", Welcome(), deadline=deadline)
     return Visitor(theirs.member, theirs.role, theirs.fingerprint, answer.purpose)
 
@@ -154,8 +166,17 @@ def _check_proof(connection: Connection, secret: bytes, side: bytes, transcript:
         raise HandshakeRefused(f"{connection.peer} does not have the secret of this run")
 
 
-def _transcript(dialer: Hello, listener: Hello) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode((dialer, listener))).digest()
+def _check_tls(connection: Connection, mine: Hello, theirs: Hello) -> None:
+    """Both sides must see TLS, or both not: else somebody in between takes it off."""
+    if mine.tls != theirs.tls:
+        seen = "with TLS" if theirs.tls else "without TLS"
+        raise HandshakeRefused(
+            f"{connection.peer} sees this connection {seen}, this process does not: is there a relay?"
+        )
+
+
+def _transcript(dialer: Hello, listener: Hello, purpose: str) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode((dialer, listener, purpose))).digest()
 
 
 def _proof(secret: bytes, side: bytes, transcript: bytes) -> bytes:

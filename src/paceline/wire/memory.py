@@ -14,6 +14,7 @@ because the next group has its own.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import math
 import os
 import threading
@@ -24,10 +25,12 @@ from pathlib import Path
 
 import torch
 
-from paceline.errors import OutOfSharedMemory
+from paceline.errors import OutOfSharedMemory, ProtocolError
 from paceline.wire import mapping
 from paceline.wire.descriptors import Fd, creating
 from paceline.wire.mapping import PAGE
+
+_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
@@ -35,6 +38,7 @@ class SharedMemory:
 
     def __init__(self, descriptor: Fd, num_bytes: int) -> None:
         self.descriptor = descriptor
+        self._closing = threading.RLock()
         self.num_bytes = num_bytes
         self.buffer = mapping.map_shared(descriptor.fileno(), num_bytes)
         self.address = ctypes.addressof(self.buffer)
@@ -44,9 +48,10 @@ class SharedMemory:
     @classmethod
     def create(cls, num_bytes: int) -> SharedMemory:
         with creating:
-            descriptor = Fd(os.memfd_create("paceline", os.MFD_CLOEXEC))
+            descriptor = Fd(os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         try:
             os.ftruncate(descriptor.fileno(), num_bytes)
+            fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _FIXED_SIZE)
             return cls(descriptor, num_bytes)
         except OSError as error:
             descriptor.close()
@@ -56,6 +61,9 @@ class SharedMemory:
     def attach(cls, descriptor: Fd) -> SharedMemory:
         num_bytes = os.fstat(descriptor.fileno()).st_size
         try:
+            # Memory that could shrink could end this process by SIGBUS.
+            if fcntl.fcntl(descriptor.fileno(), fcntl.F_GET_SEALS) & _FIXED_SIZE != _FIXED_SIZE:
+                raise ProtocolError("a peer handed over memory whose size is not fixed")
             return cls(descriptor, num_bytes)
         except OSError as error:
             raise _out_of_memory(num_bytes, f"the system refuses to map it ({error.strerror})") from error
@@ -67,9 +75,17 @@ class SharedMemory:
         """What of it costs memory now."""
         return os.fstat(self.descriptor.fileno()).st_blocks * 512
 
+    def release(self, offset: int, num_bytes: int) -> None:
+        """Give whole pages back to the host. Called by finalizers, which may run inside any other call: so
+        re-entrant."""
+        with self._closing:
+            if self.descriptor.number >= 0:
+                mapping.punch_hole(self.descriptor.number, offset, num_bytes)
+
     def close(self) -> None:
         """Close the descriptor. The mapping goes when the last tensor in it does."""
-        self.descriptor.close()
+        with self._closing:
+            self.descriptor.close()
 
 
 class Arena:
@@ -140,8 +156,7 @@ class Arena:
         self._free = merged
 
     def _give_back(self, offset: int, num_bytes: int) -> None:
-        if self._memory.descriptor.number >= 0:
-            mapping.punch_hole(self._memory.descriptor.number, offset, num_bytes)
+        self._memory.release(offset, num_bytes)
         self._returned.append((offset, num_bytes))
 
 
