@@ -21,10 +21,14 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# Against Gloo, and against MPI where it is installed (Debian: openmpi-bin). Not part of `make test`: it measures.
+# Against Gloo, and against MPI where it is installed (Debian: openmpi-bin; PyPI: impi-rt). Not part of `make test`: it measures.
 bench: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
-	$(BIN)/python benchmarks/reach.py
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,bench]"
+	$(BIN)/paceline bench allreduce --json benchmarks/results/allreduce-2.json --plot benchmarks/results/allreduce-2.png
+	$(BIN)/paceline bench allreduce --ranks 4 --json benchmarks/results/allreduce-4.json
+	$(BIN)/python benchmarks/network.py
+	$(BIN)/python benchmarks/deaths.py
+	$(BIN)/python benchmarks/memory.py
 
 # Longer than a test may take: thousands of operations, deaths and re-formed groups.
 soak: $(READY)

@@ -252,3 +252,19 @@ def check_no_growth(group: Group) -> tuple[int, int]:
 def test_descriptors_and_shared_memory_do_not_grow(crew: Crew) -> None:
     for before, after in crew.run(check_no_growth):
         assert after == before
+
+
+def shared_memory_of(group: Group, num_bytes: int, in_arena: bool) -> int:
+    tensor = group.empty((num_bytes // 4,)) if in_arena else torch.zeros(num_bytes // 4)
+    for _ in range(5):
+        group.all_reduce(tensor.zero_())
+    return group.committed_bytes()
+
+
+@pytest.mark.parametrize("in_arena", [True, False])
+@pytest.mark.parametrize("size", [2, 4])
+def test_buffers_and_arena_stay_below_twice_the_tensor(size: int, in_arena: bool) -> None:
+    for num_bytes in (1 << 20, 5 << 20):
+        with Crew(size) as crew:
+            for committed in crew.run(shared_memory_of, num_bytes, in_arena):
+                assert committed < 2 * num_bytes

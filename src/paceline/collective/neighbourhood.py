@@ -34,6 +34,7 @@ from paceline.wire.waiting import READ
 NUM_SLOTS = 4
 HEADER_BYTES = 8192
 SLOT_BYTES = 2 << 20
+MIN_CHUNK_BYTES = 256 * 1024
 CHUNK_BYTES = 512 * 1024  # of a slot, where members have a core each: stays in the nearer caches
 STRIDE_BYTES = HEADER_BYTES + SLOT_BYTES
 FIXED_BYTES = NUM_SLOTS * STRIDE_BYTES
@@ -183,13 +184,15 @@ class Neighbourhood:
             self.health.wait_any([(signal, READ)], operation.deadline, self.health.describe(neighbour.rank))
 
     def chunk_elements(self, num_elements: int, dtype: torch.dtype) -> int:
-        """How much of a tensor goes through a slot at once; the same on all members. Where members share cores, every
-        signal costs a switch between them, so there are fewer and larger ones; but all slots together take no more
-        than the tensor."""
-        num_bytes = CHUNK_BYTES
-        if not self._fits_cores:
-            num_bytes = max(num_bytes, min(SLOT_BYTES, num_elements * dtype.itemsize // NUM_SLOTS))
-        return num_bytes // dtype.itemsize
+        """How much of a tensor goes through a slot at once; the same on all members. All slots together take less
+        than twice the tensor, if that is more than a MiB. Where members share cores, every signal costs a switch
+        between them, so chunks are larger and fewer."""
+        num_bytes = num_elements * dtype.itemsize
+        if self._fits_cores:
+            chosen = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, num_bytes * 3 // 8))
+        else:
+            chosen = max(CHUNK_BYTES, min(SLOT_BYTES, num_bytes // NUM_SLOTS))
+        return chosen // dtype.itemsize
 
     # -- slots -------------------------------------------------------------------------------------------------------
 
