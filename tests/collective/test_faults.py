@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from paceline.collective import Group
+from paceline.collective.neighbourhood import FIXED_BYTES
 from paceline.errors import DeadlineExceeded, GroupAborted, GroupClosed, GroupError, PeerLost
 from paceline.testing.crew import Crew, say
 
@@ -314,7 +315,7 @@ def late_waker(group: Group) -> str:
     say("ready")
     time.sleep(0.2)  # the test stops this process here
     for memory in memories.values():
-        memory.bytes[: 8 << 20].fill_(7)
+        memory.bytes[: FIXED_BYTES + (4 << 20)].fill_(7)
     return "wrote"
 
 

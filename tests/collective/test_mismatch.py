@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -92,3 +93,42 @@ def test_a_message_that_does_not_fit_is_an_error_on_both_sides(layout: str) -> N
         for text in crew.run(mismatched_message):
             assert "float32[3]" in text
             assert "float32[4]" in text
+
+
+def fail_ahead_of_a_straggler(group: Group) -> Any:
+    """Ranks 0 and 1 are through with the broadcast and differ in the next operation; rank 2 still waits for rank 3,
+    which will never come to the broadcast, because it learns of the failure first."""
+    if group.rank == 3:
+        time.sleep(1.0)
+    try:
+        group.broadcast(torch.zeros(4), 0)
+        group.all_reduce(torch.zeros(4 + group.rank))
+    except Mismatch as error:
+        return str(error)
+    return None
+
+
+def test_a_failure_that_is_put_off_still_ends_a_wait_that_nobody_will_answer() -> None:
+    with Crew(4, hosts="abcd") as crew:
+        texts = crew.run(fail_ahead_of_a_straggler)
+        assert all(text is not None and "rank 0" in text and "rank 1" in text for text in texts)
+
+
+def fail_and_leave(group: Group) -> Any:
+    """The two that differ close the group at once; the third must hear of the difference, not of lost members."""
+    tensor = torch.zeros(300_000)
+    try:
+        group.all_reduce(tensor)
+        group.all_reduce(torch.zeros(3 if group.rank == 0 else 4))
+        group.all_reduce(tensor)
+    except Mismatch as error:
+        group.close()
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("layout", ["aaa", "abc", "aab"])
+def test_members_that_leave_after_a_failure_are_not_taken_for_its_cause(layout: str) -> None:
+    for _ in range(5):
+        with Crew(3, hosts=layout) as crew:
+            assert all(text is not None and "rank 0" in text for text in crew.run(fail_and_leave))

@@ -26,7 +26,6 @@ import msgspec
 from paceline.collective.card import Card
 from paceline.collective.signature import Numbered, Signature
 from paceline.errors import (
-    ConnectionLost,
     GroupAborted,
     GroupClosed,
     GroupError,
@@ -41,6 +40,7 @@ from paceline.wire.waiting import READ, Wanted
 
 NOTE_S = 0.5  # a note is small and sent whole; only a peer that died inside one lets us wait
 ATTRIBUTION_S = 0.05
+PUT_OFF_MS = 100
 ROLL_CALL_MS = 250
 REMEMBERED = 64
 MAX_REASON = 4096
@@ -144,19 +144,26 @@ class Health:
         return kinds.get(failure.kind, GroupAborted)(text)
 
     def lost(self, rank: int, how: str) -> None:
-        self.fail("lost", f"{self.describe(rank)} {how}; form a new group over the members that are left", rank)
+        """A member is gone without a word of its own."""
+        if not self._fail_as_learned():
+            self.fail("lost", f"{self.describe(rank)} {how}; form a new group over the members that are left", rank)
 
-    def link_broke(self, rank: int, error: ConnectionLost, operation: str) -> GroupError:
-        """A data connection broke. The reason may be on its way as a note, so give it a moment before blaming
-        `rank`."""
+    def gone(self, rank: int, how: str, operation: str) -> GroupError:
+        """A member is needed but went away: it left, or a connection to it broke. It may have gone because of another's
+        failure, of which a note is on its way: give that a moment before blaming this one."""
         deadline = Deadline(ATTRIBUTION_S, operation)
         with contextlib.suppress(WireError, GroupError):
             while True:
-                self.wait_any([], deadline, "the reason of a broken connection")
-        if self._later is not None:
-            self.fail(self._later.kind, self._later.text, self._later.rank, tell=False)
-        self.lost(rank, "left the group" if self.has_departed(rank) else f"was lost ({error})")
+                self.wait_any([], deadline, "the reason of a departure")
+        self.lost(rank, "left the group" if self.has_departed(rank) else how)
         return self.error(operation)
+
+    def _fail_as_learned(self) -> bool:
+        """Let a failure that was put off take effect."""
+        if self._later is None:
+            return False
+        self.fail(self._later.kind, self._later.text, self._later.rank, tell=False)
+        return True
 
     # -- comparing ---------------------------------------------------------------------------------------------------
 
@@ -174,9 +181,7 @@ class Health:
     def leave(self) -> None:
         """The operation is over; what failed in a later one takes effect now."""
         self._busy = False
-        if self._later is not None:
-            with self._lock:
-                self.fail(self._later.kind, self._later.text, self._later.rank, tell=False)
+        self._fail_as_learned()
 
     def differ(self, rank: int, theirs: Signature | None, mine: Signature, number: int) -> None:
         """Fail the group because two members differ."""
@@ -216,8 +221,7 @@ class Health:
         try:
             called = False
             while True:
-                limit_ms = 0 if self.failure else deadline.remaining_ms()
-                ready = {found for found, _ in poll.poll(limit_ms if called else min(limit_ms, ROLL_CALL_MS))}
+                ready = {found for found, _ in poll.poll(self._patience_ms(deadline, called))}
                 if self.failure is None and ready:
                     self._examine_all(ready)
                 there = any(descriptor in ready for descriptor, _ in wanted)
@@ -225,7 +229,7 @@ class Health:
                     raise self.error(deadline.operation)
                 if there or self._version != version:
                     return
-                if not ready:
+                if not ready and not self._fail_as_learned():
                     deadline.check(waited_for)
                     called = True
                     self._roll_call()
@@ -233,6 +237,15 @@ class Health:
             for descriptor, _ in wanted:
                 with contextlib.suppress(KeyError):
                     poll.unregister(descriptor)
+
+    def _patience_ms(self, deadline: Deadline, called: bool) -> int:
+        """How long to wait for something to happen before looking at what else there is to do."""
+        if self.failure is not None:
+            return 0
+        limit_ms = deadline.remaining_ms()
+        if self._later is not None:
+            return min(limit_ms, PUT_OFF_MS)
+        return limit_ms if called else min(limit_ms, ROLL_CALL_MS)
 
     def _may_finish(self) -> bool:
         """What others sent before the group failed is good, and lets this member finish what they finished. An abort
@@ -253,25 +266,23 @@ class Health:
         return found
 
     def _examine_all(self, descriptors: Iterable[int]) -> None:
+        """Read all notes first: they may explain why a member is gone. Who is gone without any has died."""
         with self._lock:
-            for descriptor in descriptors:
-                rank = self._by_descriptor.get(descriptor)
-                if rank is not None and self.failure is None:
-                    self._examine(rank, descriptor)
+            ranks = {self._by_descriptor[descriptor] for descriptor in descriptors if descriptor in self._by_descriptor}
+            gone = {rank: how for rank in ranks if (how := self._examine(rank)) is not None}
+            for rank, how in gone.items():
+                if not self._peers[rank].departed:
+                    self.lost(rank, how)
 
-    def _examine(self, rank: int, descriptor: int) -> None:
-        """Read the notes of one member; if there is none to explain it, its silence is its death."""
+    def _examine(self, rank: int) -> str | None:
+        """Read the notes of one member; how it is gone, if it is."""
         peer = self._peers[rank]
-        if peer.departed:
-            return
+        died = peer.pidfd is not None and _is_readable(peer.pidfd.fileno())
         try:
             self._read_notes(rank, peer)
         except WireError as error:
-            how = "died" if peer.pidfd is not None and _is_readable(peer.pidfd.fileno()) else f"was lost ({error})"
-            self.lost(rank, how)
-            return
-        if peer.pidfd is not None and descriptor == peer.pidfd.number and not peer.departed and self.failure is None:
-            self.lost(rank, "died")
+            return "died" if died else f"was lost ({error})"
+        return "died" if died else None
 
     def _read_notes(self, rank: int, peer: _Peer) -> None:
         while (
@@ -284,13 +295,14 @@ class Health:
             if isinstance(note, Goodbye):
                 self._depart(peer)
             elif isinstance(note, Failure):
+                self._depart(peer)  # it will say no more, and its end is no news
                 self._learn(note)
             else:
                 self._compare(note.at.number, rank, note.at.signature)
 
     def _learn(self, note: Failure) -> None:
         """Another member failed. If it is past the operation that this one is in, it has done its part of that, and
-        so has everybody: this one can finish it first."""
+        most likely so has everybody: this one may finish it first, as long as it does not have to wait for long."""
         if self._busy and note.number > self._last and note.kind != "lost":
             self._later = note
         else:
@@ -316,8 +328,7 @@ class Health:
     def close(self) -> None:
         """Say goodbye and let go of everything."""
         with self._lock:
-            if self.failure is None:
-                self._tell_all(Goodbye())
+            self._tell_all(Goodbye())
             self.fail("closed", "the group was closed", self.rank, tell=False)
             for peer in self._peers.values():
                 peer.watch.close()

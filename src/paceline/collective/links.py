@@ -152,4 +152,4 @@ class Traffic:
         self._health.wait_any(list(merged.items()), self._operation.deadline, self._health.describe(rank))
 
     def _broke(self, rank: int, error: ConnectionLost) -> Exception:
-        return self._health.link_broke(rank, error, self._operation.deadline.operation)
+        return self._health.gone(rank, f"was lost ({error})", self._operation.deadline.operation)

@@ -48,7 +48,7 @@ class Mailbox:
             try:
                 opened[0].send("message", tag, [tensor], deadline=deadline)
             except ConnectionLost as error:
-                raise self._health.link_broke(rank, error, deadline.operation) from error
+                raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> None:
         with self._guard:
@@ -57,7 +57,7 @@ class Mailbox:
             try:
                 complete = self._read_one(inbox, tensor, rank, tag, deadline)
             except ConnectionLost as error:
-                raise self._health.link_broke(rank, error, deadline.operation) from error
+                raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
             finally:
                 with inbox.changed:
                     inbox.being_read = False

@@ -179,8 +179,7 @@ class Neighbourhood:
                 return
             except BlockingIOError:
                 if departed:
-                    self.health.lost(neighbour.rank, "left the group")
-                    raise self.health.error(operation.deadline.operation) from None
+                    raise self.health.gone(neighbour.rank, "", operation.deadline.operation) from None
             self.health.wait_any([(signal, READ)], operation.deadline, self.health.describe(neighbour.rank))
 
     def chunk_elements(self, num_elements: int, dtype: torch.dtype) -> int:
