@@ -8,6 +8,7 @@ import itertools
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import layouts
@@ -307,13 +308,14 @@ def test_the_next_group_forms_in_the_background_while_this_one_works() -> None:
         assert crew.run(regroup_many_times) == [4, 4, 2]
 
 
-def late_waker(group: Group) -> str:
+def late_waker(group: Group, permission: Path) -> str:
     """Rank 2: stands still with the old group's memory mapped, and writes to all of it when it wakes."""
     tensors = [group.empty((1 << 20,)).fill_(1.0)]
     group.all_reduce(tensors[0])
     memories = dict(group._parts.local.memories)
     say("ready")
-    time.sleep(0.2)  # the test stops this process here
+    while not permission.exists():  # the test stops this process here, and gives permission while it stands still
+        time.sleep(0.01)
     for memory in memories.values():
         memory.bytes[: FIXED_BYTES + (4 << 20)].fill_(7)
     return "wrote"
@@ -339,16 +341,18 @@ def survivor_of_silence(group: Group) -> Any:
     return untouched, overwritten
 
 
-def test_a_member_that_wakes_late_cannot_write_into_memory_in_use() -> None:
+def test_a_member_that_wakes_late_cannot_write_into_memory_in_use(tmp_path: Path) -> None:
+    permission = tmp_path / "permission"
     with Crew(3) as crew:
         crew.start(survivor_of_silence_with_abort, ranks=[0])
         crew.start(survivor_of_silence, ranks=[1])
-        crew.start(late_waker, ranks=[2])
+        crew.start(late_waker, permission, ranks=[2])
         for rank in range(3):
             crew.hear(rank)
         crew.stop(2)
         crew.hear(0)
         crew.hear(1)
+        permission.touch()
         crew.resume(2)
         results = crew.finish([0, 1])
         assert all(untouched for untouched, _ in results)
