@@ -15,7 +15,8 @@
         ├── GroupAborted        somebody called abort
         └── GroupClosed         used after close
 
-`paceline.testing.netlab` and `paceline bench` have one of their own each, beside their code: `NetlabError`, `BenchError`.
+`paceline.testing.netlab` and `paceline bench` have one of their own each, beside their code: `NetlabError`,
+`BenchError`.
 
 A `GroupError` ends its group: every later call on it raises the same error. Form a new group over who is left.
 Wrong arguments, which only the caller can repair, are plain `ValueError` and `TypeError` raised before anything is
