@@ -10,10 +10,16 @@ import torch
 from paceline.wire.dtypes import NAMES, name_of
 
 
-def check_tensor(name: str, tensor: torch.Tensor) -> None:
+def check_tensor(name: str, tensor: torch.Tensor, *, writes: bool = True) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
-    if tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in NAMES:
+    if (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.dtype in NAMES
+        and tensor.is_contiguous()
+        and not tensor.is_inference()
+    ):
         return
     if not tensor.is_cpu:
         raise TypeError(
@@ -25,6 +31,10 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
             f"{name} is {tensor.layout}; only dense tensors can be reduced or moved. Call .to_dense() first"
         )
     name_of(tensor.dtype)
+    if writes and tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise TypeError(f"{name} was made in inference mode and cannot be changed outside of it; clone() it")
+    if writes and any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise TypeError(f"{name} is an expanded tensor, several elements of which share memory; clone() it")
 
 
 def check_rank(name: str, rank: int, size: int) -> None:
@@ -32,17 +42,19 @@ def check_rank(name: str, rank: int, size: int) -> None:
         raise ValueError(f"{name}={rank!r} is not a rank of this group; ranks are 0..{size - 1}")
 
 
-def check_list(name: str, tensors: Sequence[torch.Tensor], size: int, dtype: torch.dtype | None) -> None:
+def check_list(
+    name: str, tensors: Sequence[torch.Tensor], size: int, dtype: torch.dtype | None, *, writes: bool
+) -> None:
     if len(tensors) != size:
         raise ValueError(f"{name} has {len(tensors)} tensors for a group of {size}; give one for each rank")
     for index, tensor in enumerate(tensors):
-        check_tensor(f"{name}[{index}]", tensor)
+        check_tensor(f"{name}[{index}]", tensor, writes=writes)
         if tensor.dtype != dtype:
             raise TypeError(f"{name}[{index}] is {tensor.dtype} where {dtype} is expected; all must be of one type")
 
 
 def check_same(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
-    check_tensor(other_name, other)
+    check_tensor(other_name, other, writes=False)
     if tensor.shape != other.shape or tensor.dtype != other.dtype:
         raise ValueError(
             f"{name} is {tensor.dtype}{list(tensor.shape)} but {other_name} is {other.dtype}{list(other.shape)}; "
@@ -51,12 +63,19 @@ def check_same(name: str, tensor: torch.Tensor, other_name: str, other: torch.Te
 
 
 def check_only_at_root(
-    name: str, tensors: Sequence[torch.Tensor] | None, root: int, rank: int, size: int, dtype: torch.dtype
+    name: str,
+    tensors: Sequence[torch.Tensor] | None,
+    root: int,
+    rank: int,
+    size: int,
+    dtype: torch.dtype,
+    *,
+    writes: bool,
 ) -> None:
     if rank == root:
         if tensors is None:
             raise ValueError(f"the root (rank {root}) must give {name}, one tensor for each rank")
-        check_list(name, tensors, size, dtype)
+        check_list(name, tensors, size, dtype, writes=writes)
     elif tensors is not None:
         raise ValueError(f"rank {rank} is not the root (rank {root}) and must give {name}=None")
 
@@ -67,7 +86,10 @@ def as_flat(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor = tensor.detach()
     if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
         return None
-    return tensor if tensor.dim() == 1 else tensor.view(-1)
+    if tensor.dim() == 1 and tensor.stride(0) == 1:
+        return tensor
+    # Not view(-1): that keeps the odd stride which a tensor of one element may have.
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 class flat:

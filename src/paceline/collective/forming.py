@@ -4,15 +4,17 @@ Of each two members the one with the higher rank dials the other, over the Unix 
 over TCP. That connection stays as their watch. On one host each then hands the other its memory, a pidfd of itself
 and the signal it will wait for. A barrier ends it: when `form` returns, everybody is in.
 
-It uses nothing of an older group, so it can run on another thread while that one works. Failure: a member that is
-missing is a `DeadlineExceeded` that names it; one that dies meanwhile is a `PeerLost`; either way nothing is left
-behind.
+It changes nothing of an older group, so it can run on another thread while that one works; it only looks at the
+lifelines that one has, to see who dies before it has come here.
+
+Failure: a member that is missing is a `DeadlineExceeded` that names it; one that dies meanwhile is a `PeerLost`. Who
+fails tells those it has met. Either way nothing is left behind.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -22,16 +24,16 @@ from paceline.collective.health import Health
 from paceline.collective.links import Links
 from paceline.collective.mailbox import Mailbox
 from paceline.collective.neighbourhood import FIXED_BYTES, Neighbour, Neighbourhood, check_size
-from paceline.errors import HandshakeRefused
+from paceline.errors import AddressError, ConnectionLost, HandshakeRefused
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import Fd, eventfd, pidfd_of_self
 from paceline.wire.dialing import dial
-from paceline.wire.endpoint import Endpoint
+from paceline.wire.endpoint import Endpoint, Expectation
 from paceline.wire.handover import receive_descriptors, send_descriptors
 from paceline.wire.handshake import Visitor
 from paceline.wire.memory import Arena, SharedMemory, total_bytes
-from paceline.wire.waiting import PLAIN, Waiter
+from paceline.wire.waiting import PLAIN, READ, Waiter, Wanted, is_ready
 
 OwnedT = TypeVar("OwnedT", Fd, SharedMemory, Connection)
 
@@ -64,14 +66,16 @@ def room_of(name: str) -> str:
     return f"group {name}"
 
 
-def assemble(endpoint: Endpoint, cards: Sequence[Card], rank: int, name: str, deadline: Deadline) -> Parts:
-    """Connect to all others."""
+def assemble(
+    endpoint: Endpoint, cards: Sequence[Card], rank: int, name: str, deadline: Deadline, witness: Health | None = None
+) -> Parts:
+    """Connect to all others. The `witness` is the health of an older group that knows some of them."""
     check_cards(endpoint, cards, rank)
-    former = _Former(endpoint, tuple(cards), rank, name, deadline)
+    former = _Former(endpoint, tuple(cards), rank, name, deadline, witness)
     try:
         return former.assemble()
-    except BaseException:
-        former.close()
+    except BaseException as error:
+        former.give_up(error)
         raise
 
 
@@ -86,7 +90,15 @@ def check_cards(endpoint: Endpoint, cards: Sequence[Card], rank: int) -> None:
 
 
 class _Former:
-    def __init__(self, endpoint: Endpoint, cards: tuple[Card, ...], rank: int, name: str, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        cards: tuple[Card, ...],
+        rank: int,
+        name: str,
+        deadline: Deadline,
+        witness: Health | None,
+    ) -> None:
         self._endpoint = endpoint
         self._cards = cards
         self._rank = rank
@@ -94,24 +106,31 @@ class _Former:
         self._deadline = deadline
         self._room = room_of(name)
         self._health = Health(name, cards, rank)
+        self._witness = witness
         self._owned: list[Fd | SharedMemory | Connection] = []
+        self._coming: dict[int, Expectation] = {}
+        self._met = {rank}
         endpoint.open_room(self._room)
 
     def assemble(self) -> Parts:
         memory = SharedMemory.create(FIXED_BYTES + total_bytes())
         self._owned.append(memory)
         lower, higher = range(self._rank), range(self._rank + 1, len(self._cards))
-        coming = {rank: self._endpoint.expect(self._purpose("watch", rank)) for rank in higher}
-        watches = {rank: self._own(self._dial(rank, "watch", PLAIN)) for rank in lower}
+        self._coming = {rank: self._endpoint.expect(self._purpose("watch", rank)) for rank in higher}
         inboxes = {rank: self._own(eventfd()) for rank in range(len(self._cards)) if self._is_neighbour(rank)}
+        watches = {}
         for rank in lower:
-            self._hand_over(rank, watches[rank], memory, inboxes)
+            with self._blaming(rank):
+                watches[rank] = self._own(self._dial(rank, "watch", self))
+                self._hand_over(rank, watches[rank], memory, inboxes)
         neighbours = [self._meet(rank, watches[rank], inboxes) for rank in lower]
-        for rank in higher:
-            visit = coming[rank].wait(self._deadline, self._health.describe(rank), self._health)
-            watch = self._own(self._checked(rank, *visit))
-            self._hand_over(rank, watch, memory, inboxes)
-            neighbours.append(self._meet(rank, watch, inboxes))
+        while self._coming:
+            for rank in self._wait_for_visitors():
+                watch = self._own(self._checked(rank, *self._coming.pop(rank).take()))
+                watch.waiter = self
+                with self._blaming(rank):
+                    self._hand_over(rank, watch, memory, inboxes)
+                neighbours.append(self._meet(rank, watch, inboxes))
         local = Neighbourhood(self._health, memory, [neighbour for neighbour in neighbours if neighbour is not None])
         return Parts(
             name=self._name,
@@ -144,12 +163,49 @@ class _Former:
 
     def _meet(self, rank: int, watch: Connection, inboxes: dict[int, Fd]) -> Neighbour | None:
         """Receive what the other hands over; from here on its death is noticed."""
-        if not self._is_neighbour(rank):
-            self._health.watch(rank, watch, None)
-            return None
-        theirs, pidfd, signal = map(self._own, receive_descriptors(watch, 3, self._deadline))
+        neighbour = None
+        pidfd = None
+        if self._is_neighbour(rank):
+            with self._blaming(rank):
+                theirs, pidfd, signal = map(self._own, receive_descriptors(watch, 3, self._deadline))
+            memory = SharedMemory.attach(theirs)
+            neighbour = Neighbour(rank, memory, outgoing=signal, incoming=inboxes[rank])
+        watch.waiter = PLAIN  # from here on it is for notes, which the health reads while it waits for other things
+        self._met.add(rank)
         self._health.watch(rank, watch, pidfd)
-        return Neighbour(rank, SharedMemory.attach(theirs), outgoing=signal, incoming=inboxes[rank])
+        return neighbour
+
+    def _wait_for_visitors(self) -> list[int]:
+        """The ranks, of those to come, that are here now; at least one."""
+        missing = ", ".join(map(self._health.describe, self._coming))
+        wanted = [(expectation.fileno(), READ) for expectation in self._coming.values()]
+        self.wait_any(wanted, self._deadline, missing)
+        return [rank for rank, expectation in self._coming.items() if expectation.is_there()]
+
+    def wait_any(self, wanted: Wanted, deadline: Deadline, waited_for: str) -> None:
+        """As `Waiter` says; raises when a member of the group dies, whether it has come already or not."""
+        while not any(is_ready(*one) for one in wanted):
+            lifelines = {rank: self._lifelines(rank) for rank in range(len(self._cards)) if rank not in self._met}
+            for rank, lines in lifelines.items():
+                if any(is_ready(*line) for line in lines):
+                    self._health.lost(rank, "died before it came to the group")
+                    raise self._health.error(deadline.operation)
+            lines = [line for lines in lifelines.values() for line in lines]
+            self._health.wait_any([*wanted, *lines], deadline, waited_for)
+
+    def _lifelines(self, rank: int) -> list[tuple[int, int]]:
+        return self._witness.lifelines(self._cards[rank].member) if self._witness is not None else []
+
+    @contextlib.contextmanager
+    def _blaming(self, rank: int) -> Iterator[None]:
+        """A connection that cannot be made or breaks is the loss of the member at its other end."""
+        try:
+            yield
+        except (AddressError, ConnectionLost, HandshakeRefused) as error:
+            if isinstance(error, HandshakeRefused) and not isinstance(error.__cause__, ConnectionLost):
+                raise
+            self._health.lost(rank, f"was lost ({error})")
+            raise self._health.error(self._deadline.operation) from error
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -175,19 +231,30 @@ class _Former:
             raise HandshakeRefused(f"{visitor.role} {visitor.member} came in place of {self._health.describe(rank)}")
         return connection
 
-    def _connect(self, rank: int, kind: str, deadline: Deadline) -> Connection:
-        """A further connection to a member: for a link the higher rank dials, for mail the sender."""
-        dials = rank < self._rank if kind == "link" else kind == "mail-out"
+    def _connect(self, rank: int, kind: str, deadline: Deadline, *, dials: bool) -> Connection:
+        """A further connection to a member, when the group needs one."""
         if dials:
-            return self._dial(rank, kind.removesuffix("-out"), self._health, deadline)
-        expectation = self._endpoint.expect(self._purpose(kind.removesuffix("-in"), rank))
-        connection = self._checked(rank, *expectation.wait(deadline, self._health.describe(rank), self._health))
+            try:
+                return self._dial(rank, kind, self._health, deadline)
+            except (AddressError, ConnectionLost, HandshakeRefused) as error:
+                raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
+        expectation = self._endpoint.expect(self._purpose(kind, rank))
+        while not expectation.is_there():
+            if self._health.has_departed(rank):
+                raise self._health.gone(rank, "left the group", deadline.operation)
+            self._health.wait_any([(expectation.fileno(), READ)], deadline, self._health.describe(rank))
+        connection = self._checked(rank, *expectation.take())
         connection.waiter = self._health
         return connection
 
-    def close(self) -> None:
+    def give_up(self, error: BaseException) -> None:
+        """Tell those that are here already, and let go of everything."""
+        me = self._health.describe(self._rank)
+        self._health.fail("aborted", f"forming the group failed on {me}: {type(error).__name__}: {error}", self._rank)
         self._health.close()
         self._endpoint.close_room(self._room)
+        for expectation in self._coming.values():
+            expectation.close()
         for owned in self._owned:
             owned.close()
         self._health.release()

@@ -13,13 +13,15 @@ later one. After any of these errors the group is over, every later call raises 
 under way are undefined. `regroup` makes the next group in the same processes.
 
 Tensors from `empty` lie in shared memory: reducing them needs no copy on one host. Their memory belongs to this
-group; they stay usable as ordinary tensors after it.
+group; after it they are ordinary tensors. But those that were under way when a group failed may still be written to
+by a member that wakes late: do not fill them again before its end is certain; take new ones from the next group.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Thread
@@ -79,6 +81,7 @@ class Group:
         }
         if on_one_host:
             self._algorithms["direct"] = Direct(parts.local, parts.arena).all_reduce
+        self._num_followers: Counter[str] = Counter()
         self._reducers: dict[tuple[Any, ...], tuple[Reduction, AllReduce]] = {}
 
     @classmethod
@@ -93,14 +96,17 @@ class Group:
         forming_s: float = FORMING_S,
         model: CostModel | None = None,
         ephemeral: bool = False,
+        after: Group | None = None,
     ) -> Group:
         """Form a group with the members that the cards name, in that order; all of them call this with the same cards
         and name.
 
         Without a `model` the links are probed for at most a second. An `ephemeral` endpoint is closed with its last
-        group."""
+        group. A group that this one comes `after` tells of members that die before they have come here."""
         deadline = Deadline(forming_s, f"forming group {name}")
-        group = cls(assemble(endpoint, cards, rank, name, deadline), timeout_s=timeout_s, ephemeral=ephemeral)
+        witness = after._health if after is not None else None
+        parts = assemble(endpoint, cards, rank, name, deadline, witness)
+        group = cls(parts, timeout_s=timeout_s, ephemeral=ephemeral)
         try:
             group.barrier(timeout_s=max(0.001, deadline.remaining_s()))
             names = candidates(group.hosts)
@@ -108,7 +114,10 @@ class Group:
                 group.model = model
             elif len(names) > 1:
                 group.model = probe(
-                    lambda tensor, op, algorithm: group.all_reduce(tensor, op, algorithm=algorithm), names
+                    lambda tensor, op, algorithm: group.all_reduce(
+                        tensor, op, algorithm=algorithm, timeout_s=max(0.001, deadline.remaining_s())
+                    ),
+                    names,
                 )
         except BaseException:
             group.close()
@@ -125,18 +134,23 @@ class Group:
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
             raise ValueError(f"{list(ranks)} are not distinct ranks of 0..{self.size - 1}")
         cards = [self.cards[rank] for rank in ranks]
-        base, _, generation = self.name.partition("~")
+        # The same name on all these members, without a word between them, and another for each group that they form.
         members = hashlib.sha256(",".join(card.member for card in cards).encode()).hexdigest()[:8]
-        return Group.form(
+        base, _, generation = self.name.partition("~")
+        number = int(generation.partition(".")[0] or 0) + 1
+        following = Group.form(
             self._parts.endpoint,
             cards,
             list(ranks).index(self.rank),
-            name=f"{base}~{int((generation or '0').partition('-')[0]) + 1}-{members}",
+            name=f"{base}~{number}.{members}.{self._num_followers[members]}",
             timeout_s=self.timeout_s,
             forming_s=forming_s,
             model=self.model,
             ephemeral=self._ephemeral,
+            after=self,
         )
+        self._num_followers[members] += 1
+        return following
 
     def regroup_in_background(self, ranks: Sequence[int], *, forming_s: float = FORMING_S) -> Future[Group]:
         """The same on a thread of its own, while this group goes on."""
@@ -210,7 +224,7 @@ class Group:
         all members."""
         arguments.check_tensor("output", output)
         reduction = find(op, output.dtype)
-        arguments.check_list("inputs", inputs, self.size, output.dtype)
+        arguments.check_list("inputs", inputs, self.size, output.dtype, writes=False)
         arguments.check_same("inputs[rank]", inputs[self.rank], "output", output)
 
         def body(operation: Operation) -> None:
@@ -254,7 +268,7 @@ class Group:
     ) -> Handle:
         """outputs[r] becomes the tensor of rank r, on every member. Ranks may differ in size."""
         arguments.check_tensor("tensor", tensor)
-        arguments.check_list("outputs", outputs, self.size, tensor.dtype)
+        arguments.check_list("outputs", outputs, self.size, tensor.dtype, writes=True)
         arguments.check_same("outputs[rank]", outputs[self.rank], "tensor", tensor)
 
         def body(operation: Operation) -> None:
@@ -278,7 +292,7 @@ class Group:
         """On the root, outputs[r] becomes the tensor of rank r; the others give None. Ranks may differ in size."""
         arguments.check_tensor("tensor", tensor)
         arguments.check_rank("root", root, self.size)
-        arguments.check_only_at_root("outputs", outputs, root, self.rank, self.size, tensor.dtype)
+        arguments.check_only_at_root("outputs", outputs, root, self.rank, self.size, tensor.dtype, writes=True)
         receivers = list(outputs or ())
         if receivers:
             arguments.check_same("outputs[root]", receivers[root], "tensor", tensor)
@@ -305,7 +319,7 @@ class Group:
         """`output` becomes the root's inputs[rank]; the others give None. Ranks may differ in size."""
         arguments.check_tensor("output", output)
         arguments.check_rank("root", root, self.size)
-        arguments.check_only_at_root("inputs", inputs, root, self.rank, self.size, output.dtype)
+        arguments.check_only_at_root("inputs", inputs, root, self.rank, self.size, output.dtype, writes=False)
         senders = list(inputs or ())
         if senders:
             arguments.check_same("inputs[root]", senders[root], "output", output)
@@ -328,8 +342,8 @@ class Group:
         timeout_s: float | None = None,
     ) -> Handle:
         """outputs[r] becomes what rank r has at inputs[this rank]. All sizes may differ."""
-        arguments.check_list("inputs", inputs, self.size, inputs[0].dtype if inputs else None)
-        arguments.check_list("outputs", outputs, self.size, inputs[0].dtype)
+        arguments.check_list("inputs", inputs, self.size, inputs[0].dtype if inputs else None, writes=False)
+        arguments.check_list("outputs", outputs, self.size, inputs[0].dtype, writes=True)
         arguments.check_same("outputs[rank]", outputs[self.rank], "inputs[rank]", inputs[self.rank])
 
         def body(operation: Operation) -> None:

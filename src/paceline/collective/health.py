@@ -36,7 +36,7 @@ from paceline.errors import (
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import Fd, eventfd
-from paceline.wire.waiting import READ, Wanted
+from paceline.wire.waiting import READ, Wanted, is_ready
 
 NOTE_S = 0.5  # a note is small and sent whole; only a peer that died inside one lets us wait
 ATTRIBUTION_S = 0.05
@@ -117,6 +117,16 @@ class Health:
         card = self.cards[rank]
         return f"{card.role} {card.member} (rank {rank})"
 
+    def lifelines(self, member: str) -> list[tuple[int, int]]:
+        """Descriptors and events that tell the end of a member, as (descriptor, events); for who forms the next
+        group."""
+        with self._lock:
+            for rank, peer in self._peers.items():
+                if self.cards[rank].member == member and not peer.watch.closed:
+                    watch = (peer.watch.fileno(), select.POLLRDHUP)
+                    return [watch] if peer.pidfd is None else [watch, (peer.pidfd.fileno(), READ)]
+        return []
+
     def has_departed(self, rank: int) -> bool:
         return self._peers[rank].departed
 
@@ -149,8 +159,8 @@ class Health:
             self.fail("lost", f"{self.describe(rank)} {how}; form a new group over the members that are left", rank)
 
     def gone(self, rank: int, how: str, operation: str) -> GroupError:
-        """A member is needed but went away: it left, or a connection to it broke. It may have gone because of another's
-        failure, of which a note is on its way: give that a moment before blaming this one."""
+        """A member is needed but went away: it left, or a connection to it broke. It may have gone because of
+        another's failure, of which a note is on its way: give that a moment before blaming this one."""
         deadline = Deadline(ATTRIBUTION_S, operation)
         with contextlib.suppress(WireError, GroupError):
             while True:
@@ -180,12 +190,17 @@ class Health:
 
     def leave(self) -> None:
         """The operation is over; what failed in a later one takes effect now."""
-        self._busy = False
-        self._fail_as_learned()
+        with self._lock:
+            self._busy = False
+            self._fail_as_learned()
 
-    def differ(self, rank: int, theirs: Signature | None, mine: Signature, number: int) -> None:
+    def differ(
+        self, rank: int, theirs: Signature | None, mine: Signature, number: int, their_number: int | None = None
+    ) -> None:
         """Fail the group because two members differ."""
         said = str(theirs) if theirs is not None else "something unreadable"
+        if their_number not in (None, number):
+            said = f"operation {their_number}, {said},"
         self.fail(
             "mismatch",
             f"operation {number} is {mine} on {self.describe(self.rank)} but {said} on {self.describe(rank)}; "
@@ -214,8 +229,7 @@ class Health:
 
     def wait_any(self, wanted: Wanted, deadline: Deadline, waited_for: str) -> None:
         """As `Waiter` says; raises the group's failure. May return early when a member departed."""
-        poll = self._poll()
-        version = self._version
+        poll, version = self._poll()
         for descriptor, events in wanted:
             poll.register(descriptor, events)
         try:
@@ -229,8 +243,8 @@ class Health:
                     raise self.error(deadline.operation)
                 if there or self._version != version:
                     return
+                deadline.check(waited_for)
                 if not ready and not self._fail_as_learned():
-                    deadline.check(waited_for)
                     called = True
                     self._roll_call()
         finally:
@@ -252,8 +266,9 @@ class Health:
         or a close here is the wish of this member, and ends its waits at once."""
         return self.failure is not None and self.failure.rank != self.rank
 
-    def _poll(self) -> select.poll:
-        """This thread's poll object, which already watches everything that can end the group."""
+    def _poll(self) -> tuple[select.poll, int]:
+        """This thread's poll object, which already watches everything that can end the group, and the version of the
+        membership that it was made for."""
         if getattr(self._polls, "version", -1) != self._version:
             with self._lock:
                 poll = select.poll()
@@ -262,8 +277,7 @@ class Health:
                     for descriptor in peer.descriptors():
                         poll.register(descriptor, READ)
                 self._polls.poll, self._polls.version = poll, self._version
-        found: select.poll = self._polls.poll
-        return found
+        return self._polls.poll, self._polls.version
 
     def _examine_all(self, descriptors: Iterable[int]) -> None:
         """Read all notes first: they may explain why a member is gone. Who is gone without any has died."""
@@ -277,7 +291,7 @@ class Health:
     def _examine(self, rank: int) -> str | None:
         """Read the notes of one member; how it is gone, if it is."""
         peer = self._peers[rank]
-        died = peer.pidfd is not None and _is_readable(peer.pidfd.fileno())
+        died = peer.pidfd is not None and is_ready(peer.pidfd.fileno(), READ)
         try:
             self._read_notes(rank, peer)
         except WireError as error:
@@ -288,7 +302,7 @@ class Health:
         while (
             not peer.departed
             and self.failure is None
-            and (peer.watch.has_buffered() or _is_readable(peer.watch.fileno()))
+            and (peer.watch.has_buffered() or is_ready(peer.watch.fileno(), READ))
         ):
             header, _ = peer.watch.receive(deadline=Deadline(NOTE_S, f"a note of {peer.watch.peer}"))
             note: Note = header.read_body(Note)  # type: ignore[arg-type]
@@ -339,9 +353,3 @@ class Health:
     def release(self) -> None:
         """After `close`, when no thread waits any more."""
         self._alarm.close()
-
-
-def _is_readable(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, READ)
-    return bool(poll.poll(0))

@@ -31,7 +31,8 @@ class Handle:
             self._future.result(timeout_s)
         except TimeoutError as error:
             if self._future.done():
-                raise
+                self._future.result()
+                return
             raise DeadlineExceeded(f"{self._operation}: not complete after {timeout_s} s") from error
 
     def done(self) -> bool:
@@ -56,15 +57,18 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._turn = threading.Lock()
+        # Re-entrant for a signal handler that closes the group in the middle of an operation of this thread.
+        self._turn = threading.RLock()
         self._guard = threading.Lock()
         self._num_pending = 0
         self._queue: queue.SimpleQueue[tuple[Job, Future[None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def run(self, operation: str, job: Job) -> None:
-        """Do the job and return when it is done."""
-        if self._num_pending:
+        """Do the job and return when it is done. From a callback on the lane's thread it is done before what is
+        queued."""
+        if self._num_pending and threading.current_thread() is not self._thread:
             self.submit(operation, job).wait()
             return
         with self._turn:
@@ -74,6 +78,9 @@ class Lane:
         """Do the job after those before it, on the lane's thread."""
         future: Future[None] = Future()
         with self._guard:
+            if self._closed:
+                job(False)  # which raises, because the group is closed
+                raise AssertionError(f"{operation} was possible on a closed group")
             self._num_pending += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
@@ -101,8 +108,9 @@ class Lane:
     def close(self) -> None:
         """Let the thread end after what is queued; the caller has made that fail or finish."""
         with self._guard:
-            thread, self._thread = self._thread, None
-            self._queue.put(None)
+            thread, self._closed = self._thread, True
+            if thread is not None:
+                self._queue.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         with self._turn:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 
 from paceline.collective.base import Operation
 from paceline.collective.health import Health
@@ -22,7 +22,12 @@ from paceline.wire import frame
 from paceline.wire.connection import Connection, drop_sent
 from paceline.wire.deadline import Deadline
 
-Connect = Callable[[int, str, Deadline], Connection]
+
+class Connect(Protocol):
+    """Makes a further connection to a member: `dials` on one side, expects on the other. Raises what ends the
+    group."""
+
+    def __call__(self, rank: int, kind: str, deadline: Deadline, *, dials: bool) -> Connection: ...
 
 
 class Links:
@@ -40,7 +45,7 @@ class Links:
     def to(self, rank: int, deadline: Deadline) -> Connection:
         connection = self._connections.get(rank)
         if connection is None:
-            connection = self._connect(rank, "link", deadline)
+            connection = self._connect(rank, "link", deadline, dials=rank < self.health.rank)
             with self._lock:
                 self._connections[rank] = connection
         return connection
@@ -90,7 +95,7 @@ class Traffic:
         theirs = frame.decode_header(header, payload_bytes, limits).read_body(Numbered)
         mine = self._operation
         if theirs.signature != mine.signature or theirs.number != mine.number:
-            self._health.differ(rank, theirs.signature, mine.signature, mine.number)
+            self._health.differ(rank, theirs.signature, mine.signature, mine.number, theirs.number)
         elif payload_bytes != num_bytes:
             self._health.fail(
                 "mismatch",

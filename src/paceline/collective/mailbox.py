@@ -6,7 +6,6 @@ order sent; one with a tag that nobody has asked for yet is put aside, up to `MA
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
 import torch
@@ -19,75 +18,58 @@ from paceline.wire.deadline import Deadline
 from paceline.wire.frame import Header, TensorSpec
 
 MAX_ASIDE_BYTES = 1 << 28
-_GLANCE_S = 0.05  # how often a receiver whose messages another thread reads looks after the group
 
 
 class _Inbox:
     def __init__(self) -> None:
         self.connection: Connection | None = None
-        self.changed = threading.Condition()
-        self.being_read = False
         self.aside: dict[int, deque[torch.Tensor]] = {}
         self.num_aside_bytes = 0
 
 
 class Mailbox:
+    """Called for each peer and direction by one thread at a time; `Messages` sees to that."""
+
     def __init__(self, health: Health, connect: Connect) -> None:
         self._health = health
         self._connect = connect
-        self._outboxes: dict[int, tuple[threading.Lock, list[Connection]]] = {}
+        self._outboxes: dict[int, Connection] = {}
         self._inboxes: dict[int, _Inbox] = {}
-        self._guard = threading.Lock()
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> None:
-        with self._guard:
-            lock, opened = self._outboxes.setdefault(rank, (threading.Lock(), []))
-        with lock:
-            if not opened:
-                opened.append(self._connect(rank, "mail-out", deadline))
-            try:
-                opened[0].send("message", tag, [tensor], deadline=deadline)
-            except ConnectionLost as error:
-                raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
+        if rank not in self._outboxes:
+            self._outboxes[rank] = self._connect(rank, "mail", deadline, dials=True)
+        try:
+            self._outboxes[rank].send("message", tag, [tensor], deadline=deadline)
+        except ConnectionLost as error:
+            raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> None:
-        with self._guard:
-            inbox = self._inboxes.setdefault(rank, _Inbox())
-        while not self._take_aside(inbox, tensor, rank, tag, deadline):
-            try:
-                complete = self._read_one(inbox, tensor, rank, tag, deadline)
-            except ConnectionLost as error:
-                raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
-            finally:
-                with inbox.changed:
-                    inbox.being_read = False
-                    inbox.changed.notify_all()
-            if complete:
-                return
+        inbox = self._inboxes.setdefault(rank, _Inbox())
+        if self._take_aside(inbox, tensor, rank, tag, deadline):
+            return
+        try:
+            while not self._read_one(inbox, tensor, rank, tag, deadline):
+                pass
+        except ConnectionLost as error:
+            raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
 
     def _take_aside(self, inbox: _Inbox, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> bool:
-        """True when the message was there already; False when it is this thread's turn to read."""
-        with inbox.changed:
-            while True:
-                if inbox.aside.get(tag):
-                    found = inbox.aside[tag].popleft()
-                    inbox.num_aside_bytes -= found.nbytes
-                    if not inbox.aside[tag]:
-                        del inbox.aside[tag]
-                    self._check(TensorSpec.of(found), tensor, rank, tag, deadline)
-                    tensor.copy_(found)
-                    return True
-                if not inbox.being_read:
-                    inbox.being_read = True
-                    return False
-                inbox.changed.wait(_GLANCE_S)
-                deadline.check(f"a message of {self._health.describe(rank)}")
-                if self._health.failure is not None:
-                    raise self._health.error(deadline.operation)
+        """Whether the message was there already."""
+        waiting = inbox.aside.get(tag)
+        if not waiting:
+            return False
+        found = waiting.popleft()
+        inbox.num_aside_bytes -= found.nbytes
+        if not waiting:
+            del inbox.aside[tag]
+        self._check(TensorSpec.of(found), tensor, rank, tag, deadline)
+        tensor.copy_(found)
+        return True
 
     def _read_one(self, inbox: _Inbox, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> bool:
         if inbox.connection is None:
-            inbox.connection = self._connect(rank, "mail-in", deadline)
+            inbox.connection = self._connect(rank, "mail", deadline, dials=False)
         header, _ = inbox.connection.receive_header(deadline=deadline)
         arrived = header.read_body(int)
         if arrived == tag:
@@ -103,9 +85,8 @@ class Mailbox:
             )
             raise self._health.error(deadline.operation)
         (message,) = inbox.connection.receive_tensors(header, deadline=deadline)
-        with inbox.changed:
-            inbox.aside.setdefault(arrived, deque()).append(message)
-            inbox.num_aside_bytes += message.nbytes
+        inbox.aside.setdefault(arrived, deque()).append(message)
+        inbox.num_aside_bytes += message.nbytes
         return False
 
     def _only_spec(self, header: Header, rank: int, deadline: Deadline) -> TensorSpec:
@@ -131,10 +112,8 @@ class Mailbox:
         return self._health.error(deadline.operation)
 
     def close(self) -> None:
-        with self._guard:
-            for _, opened in self._outboxes.values():
-                for connection in opened:
-                    connection.close()
-            for inbox in self._inboxes.values():
-                if inbox.connection is not None:
-                    inbox.connection.close()
+        for connection in list(self._outboxes.values()):
+            connection.close()
+        for inbox in list(self._inboxes.values()):
+            if inbox.connection is not None:
+                inbox.connection.close()

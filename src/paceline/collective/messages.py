@@ -1,6 +1,7 @@
 """Send and receive as operations: checked, with a deadline, on the calling thread or behind a `Handle`.
 
-Messages of one peer and direction keep their order; they wait in no line with the collectives and never hold one up.
+Messages of one peer and direction are sent, and received, in the order of the calls, whatever their tags; they wait
+in no line with the collectives and never hold one up.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Messages:
     def _do(
         self, verb: str, transfer: Transfer, tensor: torch.Tensor, rank: int, tag: int, async_op: bool, timeout_s: float
     ) -> Handle:
-        self._check(tensor, rank, tag)
+        self._check(tensor, rank, tag, writes=verb == "recv from")
         operation = f"{verb} {self._health.describe(rank)}"
         Deadline(timeout_s, operation)  # a wrong number is the caller's error, found before anything is sent
 
@@ -51,8 +52,8 @@ class Messages:
         lane.run(operation, job)
         return DONE
 
-    def _check(self, tensor: torch.Tensor, rank: int, tag: int) -> None:
-        arguments.check_tensor("tensor", tensor)
+    def _check(self, tensor: torch.Tensor, rank: int, tag: int, *, writes: bool) -> None:
+        arguments.check_tensor("tensor", tensor, writes=writes)
         arguments.check_rank("rank", rank, len(self._health.cards))
         if rank == self._health.rank:
             raise ValueError(f"rank {rank} cannot send to or receive from itself; copy the tensor instead")
@@ -65,5 +66,6 @@ class Messages:
 
     def close(self) -> None:
         with self._guard:
-            for lane in self._lanes.values():
-                lane.close()
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.close()

@@ -142,12 +142,12 @@ class Neighbourhood:
             view = self.memories[rank].view
             number, location = _OPENING.unpack_from(view, at)
             if number != operation.number or view[start:stop].tobytes() != operation.encoded:
-                self._fail_mismatch(operation, rank, view[start : at + COUNTS_AT])
+                self._fail_mismatch(operation, rank, number, view[start : at + COUNTS_AT])
             locations.append(location)
         return locations
 
-    def _fail_mismatch(self, operation: Operation, rank: int, encoded: memoryview) -> None:
-        self.health.differ(rank, decode(encoded), operation.signature, operation.number)
+    def _fail_mismatch(self, operation: Operation, rank: int, number: int, encoded: memoryview) -> None:
+        self.health.differ(rank, decode(encoded), operation.signature, operation.number, number)
         raise self.health.error(operation.deadline.operation)
 
     def next_slot(self) -> int:
@@ -179,7 +179,7 @@ class Neighbourhood:
                 return
             except BlockingIOError:
                 if departed:
-                    raise self.health.gone(neighbour.rank, "", operation.deadline.operation) from None
+                    raise self.health.gone(neighbour.rank, "left the group", operation.deadline.operation) from None
             self.health.wait_any([(signal, READ)], operation.deadline, self.health.describe(neighbour.rank))
 
     def chunk_elements(self, num_elements: int, dtype: torch.dtype) -> int:

@@ -17,7 +17,8 @@ _ORDERED = (_BITS | _FRACTIONS) - _COMPLEX
 
 
 class Reduction(NamedTuple):
-    """`combine(a, b, out)` may be given `out` that is `a` or `b`. `a` is always the operand of the lower rank."""
+    """`combine(a, b, out)` may be given `out` that is `a` or `b`. Members that combine the same operands do it in one
+    order."""
 
     combine: Combine
     dtypes: frozenset[torch.dtype]

@@ -53,9 +53,9 @@ class Sequencer:
             if self._health.failure is not None:
                 raise self._health.error(name)
             deadline = Deadline(limit_s, name)
-            number = self._number = self._number + 1
-            self._health.enter(number, signature)
             try:
+                number = self._number = self._number + 1
+                self._health.enter(number, signature)
                 body(Operation(number, signature, encoded, deadline, may_spin))
             except GroupError:
                 raise
@@ -95,7 +95,10 @@ class Sequencer:
 
 
 def end_group(health: Health, operation: str, error: BaseException) -> None:
-    """An operation that stopped halfway leaves members out of step: no later one could be right."""
+    """An operation that stopped halfway leaves members out of step: no later one could be right. If it stopped
+    because the group was closed under it (by a signal handler, say), that is what its caller is told."""
+    if health.failure is not None and isinstance(error, OSError | ValueError):
+        raise health.error(operation) from error
     why = (
         str(error)
         if isinstance(error, DeadlineExceeded)

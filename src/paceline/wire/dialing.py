@@ -15,7 +15,7 @@ from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import creating
 from paceline.wire.handshake import Credentials
-from paceline.wire.waiting import PLAIN, READ, WRITE, Waiter
+from paceline.wire.waiting import PLAIN, READ, WRITE, Waiter, is_ready
 
 
 def dial(
@@ -87,7 +87,8 @@ def connect(address: tuple[str, int] | str, deadline: Deadline, waiter: Waiter) 
             return connection
         with contextlib.suppress(BlockingIOError):
             sock.connect(target)
-        waiter.wait_any([(sock.fileno(), WRITE)], deadline, f"{peer} to accept a connection")
+        while not is_ready(sock.fileno(), WRITE):
+            waiter.wait_any([(sock.fileno(), WRITE)], deadline, f"{peer} to accept a connection")
         problem = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if problem:
             raise OSError(problem, os.strerror(problem))

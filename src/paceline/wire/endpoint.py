@@ -34,7 +34,7 @@ from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import creating, eventfd, register
 from paceline.wire.dialing import listen_tcp, resolve, wrap_tls
 from paceline.wire.handshake import Credentials, Visitor
-from paceline.wire.waiting import PLAIN, READ, Waiter
+from paceline.wire.waiting import PLAIN, READ, Waiter, is_ready
 
 logger = logging.getLogger("paceline.wire")
 
@@ -55,20 +55,47 @@ class Expectation:
         self.purpose = purpose
         self._arrived = eventfd()
         self._visit: tuple[Connection, Visitor] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
 
     def deliver(self, connection: Connection, visitor: Visitor) -> None:
-        self._visit = (connection, visitor)
-        os.eventfd_write(self._arrived.fileno(), 1)
+        with self._lock:
+            if self._closed:
+                connection.close()
+                return
+            self._visit = (connection, visitor)
+            os.eventfd_write(self._arrived.fileno(), 1)
 
-    def wait(self, deadline: Deadline, waited_for: str, waiter: Waiter = PLAIN) -> tuple[Connection, Visitor]:
+    def fileno(self) -> int:
+        return self._arrived.fileno()
+
+    def is_there(self) -> bool:
         # The signal, not the visit, says that `deliver` is done: its descriptor must not be closed under it.
-        while self._arrived.number >= 0:
-            waiter.wait_any([(self._arrived.fileno(), READ)], deadline, waited_for)
+        if self._arrived.number >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._arrived.fileno())
                 self._arrived.close()
+        return self._arrived.number < 0
+
+    def take(self) -> tuple[Connection, Visitor]:
+        """The visitor, which is there; it belongs to the caller now."""
         assert self._visit is not None
-        return self._visit
+        visit, self._visit = self._visit, None
+        return visit
+
+    def wait(self, deadline: Deadline, waited_for: str, waiter: Waiter = PLAIN) -> tuple[Connection, Visitor]:
+        while not self.is_there():
+            waiter.wait_any([(self.fileno(), READ)], deadline, waited_for)
+        return self.take()
+
+    def close(self) -> None:
+        """Nobody waits any more; for an expectation that the endpoint no longer knows. A visitor not taken is sent
+        away."""
+        with self._lock:
+            self._closed = True
+            self._arrived.close()
+            if self._visit is not None:
+                self.take()[0].close()
 
 
 class Endpoint:
@@ -122,6 +149,9 @@ class Endpoint:
         expectation = Expectation(purpose)
         with self._lock:
             parked = self._parked.pop(purpose, None)
+            if parked is not None and is_ready(parked[1].fileno(), select.POLLRDHUP):
+                parked[1].close()  # it came for an earlier try and has given up
+                parked = None
             if parked is None:
                 self._expected[purpose] = expectation
         if parked is not None:
@@ -137,9 +167,11 @@ class Endpoint:
                 connection.close()
                 return
             if handler is None and expectation is None:
-                if len(self._parked) >= MAX_PARKED or visitor.purpose in self._parked:
+                if len(self._parked) >= MAX_PARKED:
                     connection.close()
                     return
+                if visitor.purpose in self._parked:
+                    self._parked[visitor.purpose][1].close()  # the later one is the one that still waits
                 self._parked[visitor.purpose] = (time.monotonic(), connection, visitor)
         if expectation is not None:
             expectation.deliver(connection, visitor)

@@ -22,6 +22,13 @@ class Waiter(Protocol):
         waiter watches for (a group's waiter raises when a member died)."""
 
 
+def is_ready(descriptor: int, events: int) -> bool:
+    """Whether it is ready now, without waiting."""
+    poll = select.poll()
+    poll.register(descriptor, events)
+    return bool(poll.poll(0))
+
+
 class PlainWaiter:
     """Watches for nothing but the deadline."""
 
