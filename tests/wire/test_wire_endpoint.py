@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import ssl
 import struct
@@ -25,7 +26,7 @@ from paceline.wire.endpoint import Endpoint, Expectation
 from paceline.wire.frame import MAGIC, PREFIX
 from paceline.wire.handshake import Visitor
 from paceline.wire.identity import Identity
-from paceline.wire.waiting import PLAIN
+from paceline.wire.waiting import PLAIN, is_ready
 from wire.wire_helpers import (
     WAIT_S,
     assert_serves,
@@ -406,15 +407,28 @@ def test_visitors_of_a_room_that_never_opens_are_dropped(monkeypatch: pytest.Mon
                 kept.receive(deadline=Deadline(0.05, "nothing"))
 
 
-def test_a_second_visitor_for_the_same_purpose_is_hung_up_on(endpoint: Endpoint) -> None:
+def test_a_second_visitor_takes_the_place_of_the_first_for_the_same_purpose(endpoint: Endpoint) -> None:
+    """Who comes again has given up its first try; the older connection may be as dead as that."""
     with parked(endpoint, "room/a") as first:
         second = visit(endpoint, "room/a")
-        assert_hung_up(second)
-        second.close()
-        connection, _ = endpoint.expect("room/a").wait(soon(), "the first")
-        first.send("hi", None, deadline=soon())
+        assert_hung_up(first)
+        connection, _ = endpoint.expect("room/a").wait(soon(), "the second")
+        second.send("hi", None, deadline=soon())
         assert connection.receive(deadline=soon())[0].kind == "hi"
         connection.close()
+        second.close()
+
+
+def test_a_parked_visitor_that_has_left_is_not_handed_out(endpoint: Endpoint) -> None:
+    with parked(endpoint, "room/a") as first:
+        first.close()
+        eventually(lambda: is_ready(endpoint._parked["room/a"][1].fileno(), select.POLLRDHUP), "its end is seen")
+        expectation = endpoint.expect("room/a")
+        assert not expectation.is_there()
+        second = visit(endpoint, "room/a")
+        connection, _ = expectation.wait(soon(), "the second")
+        connection.close()
+        second.close()
 
 
 def test_more_visitors_than_can_be_parked_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
