@@ -190,9 +190,8 @@ class Health:
 
     def leave(self) -> None:
         """The operation is over; what failed in a later one takes effect now."""
-        with self._lock:
-            self._busy = False
-            self._fail_as_learned()
+        self._busy = False
+        self._fail_as_learned()
 
     def differ(
         self, rank: int, theirs: Signature | None, mine: Signature, number: int, their_number: int | None = None
@@ -319,6 +318,8 @@ class Health:
         most likely so has everybody: this one may finish it first, as long as it does not have to wait for long."""
         if self._busy and note.number > self._last and note.kind != "lost":
             self._later = note
+            if not self._busy:  # it ended just now, and `leave` has not seen the note
+                self._fail_as_learned()
         else:
             self.fail(note.kind, note.text, note.rank, tell=False)
 
