@@ -117,6 +117,7 @@ class Group:
                     lambda tensor, op, algorithm: group.all_reduce(
                         tensor, op, algorithm=algorithm, timeout_s=max(0.001, deadline.remaining_s())
                     ),
+                    group.empty,
                     names,
                 )
         except BaseException:

@@ -123,8 +123,8 @@ class Traffic:
             except ConnectionLost as error:
                 raise self._broke(rank, error) from error
             into = into[count:]
-            moved = self._push_all() or count
-            if len(into) and not moved:
+            # Sending is tried only where receiving would wait: a try in vain is dear, above all with TLS.
+            if len(into) and not count and not self._push_all():
                 self._wait([(connection.fileno(), connection.receive_events)], rank)
 
     def flush(self) -> None:

@@ -14,19 +14,20 @@ import torch
 
 from paceline.collective.choice import CostModel
 
-SIZES_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
-NUM_REPEATS = 3
+SIZES_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+NUM_REPEATS = 5
 BUDGET_S = 1.0
 
 AllReduce = Callable[[torch.Tensor, str, str], object]
+Empty = Callable[[tuple[int, ...]], torch.Tensor]
 
 
-def probe(all_reduce: AllReduce, algorithms: Sequence[str], budget_s: float = BUDGET_S) -> CostModel:
-    """`all_reduce(tensor, reduction, algorithm)` is that of the group, called on all members."""
+def probe(all_reduce: AllReduce, empty: Empty, algorithms: Sequence[str], budget_s: float = BUDGET_S) -> CostModel:
+    """`all_reduce(tensor, reduction, algorithm)` and `empty` are those of the group, called on all members."""
     began = time.monotonic()
     points: dict[str, list[tuple[int, float]]] = {algorithm: [] for algorithm in algorithms}
     for num_bytes in SIZES_BYTES:
-        times = _measure(all_reduce, algorithms, num_bytes)
+        times = _measure(all_reduce, empty((num_bytes // 4,)).zero_(), algorithms)
         agreed = torch.tensor([*times, time.monotonic() - began], dtype=torch.float64)
         all_reduce(agreed, "max", algorithms[0])
         *slowest, spent_s = agreed.tolist()
@@ -38,9 +39,8 @@ def probe(all_reduce: AllReduce, algorithms: Sequence[str], budget_s: float = BU
     return CostModel({algorithm: tuple(found) for algorithm, found in points.items()})
 
 
-def _measure(all_reduce: AllReduce, algorithms: Sequence[str], num_bytes: int) -> list[float]:
+def _measure(all_reduce: AllReduce, tensor: torch.Tensor, algorithms: Sequence[str]) -> list[float]:
     """The quickest of a few rounds each: noise only ever adds."""
-    tensor = torch.zeros(num_bytes // 4)
     best = [float("inf")] * len(algorithms)
     for attempt in range(NUM_REPEATS + 1):
         for index, algorithm in enumerate(algorithms):
