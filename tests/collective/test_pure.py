@@ -101,6 +101,11 @@ def test_any_bytes_are_a_signature_or_none(data: bytes) -> None:
     assert decoded is None or isinstance(decoded, Signature)
 
 
+def test_text_that_is_not_utf8_is_no_signature() -> None:
+    encoded = encode(Signature("all_reduce", "sum", "float32", (1,)))
+    assert decode(encoded.replace(b"sum", b"\xff\xff\xff")) is None
+
+
 def test_a_signature_reads_like_the_call() -> None:
     signature = Signature("all_reduce", "sum", "float32", (2, 3), -1, "ring")
     assert str(signature) == "all_reduce(float32[2, 3], sum, ring)"

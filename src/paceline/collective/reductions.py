@@ -25,43 +25,22 @@ class Reduction(NamedTuple):
     divides: bool = False
 
 
-def _add(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
-    return torch.add(a, b, out=out)
+def _by(operator: Callable[..., torch.Tensor]) -> Combine:
+    def combine(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
+        return operator(a, b, out=out)
 
-
-def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
-    return torch.mul(a, b, out=out)
-
-
-def _minimum(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
-    return torch.minimum(a, b, out=out)
-
-
-def _maximum(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
-    return torch.maximum(a, b, out=out)
-
-
-def _and(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
-    return torch.bitwise_and(a, b, out=out)
-
-
-def _or(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
-    return torch.bitwise_or(a, b, out=out)
-
-
-def _xor(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
-    return torch.bitwise_xor(a, b, out=out)
+    return combine
 
 
 REDUCTIONS: dict[str, Reduction] = {
-    "sum": Reduction(_add, _BITS | _FRACTIONS),
-    "mean": Reduction(_add, _FRACTIONS, divides=True),
-    "product": Reduction(_multiply, _BITS | _FRACTIONS),
-    "min": Reduction(_minimum, _ORDERED),
-    "max": Reduction(_maximum, _ORDERED),
-    "band": Reduction(_and, _BITS),
-    "bor": Reduction(_or, _BITS),
-    "bxor": Reduction(_xor, _BITS),
+    "sum": Reduction(_by(torch.add), _BITS | _FRACTIONS),
+    "mean": Reduction(_by(torch.add), _FRACTIONS, divides=True),
+    "product": Reduction(_by(torch.mul), _BITS | _FRACTIONS),
+    "min": Reduction(_by(torch.minimum), _ORDERED),
+    "max": Reduction(_by(torch.maximum), _ORDERED),
+    "band": Reduction(_by(torch.bitwise_and), _BITS),
+    "bor": Reduction(_by(torch.bitwise_or), _BITS),
+    "bxor": Reduction(_by(torch.bitwise_xor), _BITS),
 }
 
 

@@ -11,6 +11,8 @@ import struct
 
 import msgspec
 
+from paceline.wire.frame import UNREADABLE
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -54,5 +56,5 @@ def decode(data: bytes | memoryview) -> Signature | None:
     try:
         (length,) = _LENGTH.unpack_from(data)
         return msgspec.msgpack.decode(data[_LENGTH.size : _LENGTH.size + length], type=Signature)
-    except (msgspec.DecodeError, struct.error):
+    except (*UNREADABLE, struct.error):
         return None
