@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import DeadlineExceeded
 from paceline.wire.deadline import MAX_SECONDS, Deadline
 from paceline.wire.descriptors import eventfd
-from paceline.wire.waiting import PLAIN, READ
+from paceline.wire.waiting import PLAIN, READ, is_ready
 
 
 @pytest.mark.parametrize("seconds", [0, -1, -0.0, math.nan, math.inf, -math.inf, MAX_SECONDS * 2])
@@ -45,3 +45,12 @@ def test_a_deadline_that_is_not_over_lets_pass() -> None:
     assert not deadline.expired()
     assert 900 < deadline.remaining_s() <= 1000
     assert 900_000 < deadline.remaining_ms() <= 1_000_001
+
+
+def test_a_closed_descriptor_is_not_ready() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    assert is_ready(reader, READ)
+    os.close(reader)
+    assert not is_ready(reader, READ)
+    os.close(writer)

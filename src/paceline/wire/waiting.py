@@ -23,10 +23,10 @@ class Waiter(Protocol):
 
 
 def is_ready(descriptor: int, events: int) -> bool:
-    """Whether it is ready now, without waiting."""
+    """Whether it is ready now, without waiting. One that another thread has just closed is not."""
     poll = select.poll()
     poll.register(descriptor, events)
-    return bool(poll.poll(0))
+    return any(happened & ~select.POLLNVAL for _, happened in poll.poll(0))
 
 
 class PlainWaiter:
