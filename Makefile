@@ -28,6 +28,7 @@ bench: $(READY)
 	$(BIN)/paceline bench allreduce --ranks 4 --json benchmarks/results/allreduce-4.json
 	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/deaths.py
+	$(BIN)/python benchmarks/aborts.py
 	$(BIN)/python benchmarks/memory.py
 
 # Longer than a test may take: thousands of operations, deaths and re-formed groups.
