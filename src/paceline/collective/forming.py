@@ -19,12 +19,12 @@ from typing import TypeVar
 
 import msgspec
 
-from paceline.collective.card import Card
 from paceline.collective.health import Health
 from paceline.collective.links import Links
 from paceline.collective.mailbox import Mailbox
 from paceline.collective.neighbourhood import FIXED_BYTES, Neighbour, Neighbourhood, check_size
 from paceline.errors import AddressError, ConnectionLost, HandshakeRefused
+from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import Fd, eventfd, pidfd_of_self

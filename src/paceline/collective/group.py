@@ -32,7 +32,6 @@ import torch
 from paceline.collective import arguments, ring, tree
 from paceline.collective.arguments import as_flat, flat, flat_all
 from paceline.collective.base import Operation, Path, Sink
-from paceline.collective.card import Card
 from paceline.collective.choice import CostModel, candidates, possible
 from paceline.collective.direct import Direct
 from paceline.collective.forming import Parts, assemble
@@ -44,6 +43,7 @@ from paceline.collective.probe import probe
 from paceline.collective.reductions import Reduction, find
 from paceline.collective.sequencer import Key, Sequencer
 from paceline.collective.shared import SharedPath
+from paceline.wire.card import Card
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import name_of
 from paceline.wire.endpoint import Endpoint

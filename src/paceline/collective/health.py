@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from paceline.collective.card import Card
 from paceline.collective.signature import Numbered, Signature
 from paceline.errors import (
     GroupAborted,
@@ -33,6 +32,7 @@ from paceline.errors import (
     PeerLost,
     WireError,
 )
+from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import Fd, eventfd

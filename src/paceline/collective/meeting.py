@@ -21,9 +21,9 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from paceline.collective.card import Card
 from paceline.collective.group import DEFAULT_TIMEOUT_S, FORMING_S, Group
 from paceline.wire import calls
+from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.dialing import dial
