@@ -1,0 +1,647 @@
+"""The coordinator's machine: the roster, the plans, who lives, and when the run is over.
+
+Events: reports of members and agents, lost connections, wishes of people (`Drain`, `Halt`), and `Tick`. Actions: what
+to tell whom, what to remember before that (`Remember` comes first in the list, and must be on disk before anything
+after it is sent), what to write into the run's log.
+
+It stands in one of four states, which follow from what it remembers:
+
+    gathering   no plan: waits until enough members are ready, then founds the run (new, or from a checkpoint)
+    running     a plan is in force; at most one switch is outstanding
+    fencing     the fence is above every plan: waits until all that live have promised, then recovers
+    over        ended, stopped or failed: releases everybody
+
+Invariants
+- A generation is used for one plan; it is remembered before anybody hears of it.
+- A plan after a loss is made only when every living member of the older ones has promised to apply nothing more there.
+- Its base is the highest operation that one of them has applied; all of its members are there or one behind.
+- A member that is dead, evicted or refused never comes back; its id is never used again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from paceline.control import founding
+from paceline.control.messages import (
+    NOTHING,
+    AgentDirective,
+    AgentReport,
+    Directive,
+    Phase,
+    Plan,
+    Report,
+    Seat,
+    Start,
+    Verdict,
+    Vitals,
+)
+from paceline.control.roster import Fate, Record
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`wanted` members start the run, or at least `fewest` after `grace_s`; no more than `most` are seated."""
+
+    wanted: int = 1
+    fewest: int = 1
+    most: int = 1 << 30
+    grace_s: float = 20.0
+    silence_s: float = 5.0
+    stuck_s: float = 60.0  # the same for a process that is seen to be busy
+    all_silent_s: float = 900.0  # the same when nobody is heard; longer than a member works without the coordinator
+    sleep_s: float = 2.0  # a pause between ticks from which on the coordinator itself has slept
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fewest <= self.wanted <= self.most:
+            raise ValueError(
+                f"--min {self.fewest}, -n {self.wanted} and --max {self.most} must be at least 1 and in this order"
+            )
+
+
+class Connected(NamedTuple):
+    member: str
+
+
+class Disconnected(NamedTuple):
+    member: str
+
+
+class Drain(NamedTuple):
+    """A person asks a member to leave."""
+
+    member: str
+
+
+class Halt(NamedTuple):
+    """A person asks the whole run to end after the step under way."""
+
+    reason: str
+
+
+class Tick(NamedTuple):
+    pass
+
+
+Event = Report | AgentReport | Connected | Disconnected | Drain | Halt | Tick
+
+
+class Tell(NamedTuple):
+    directive: Directive
+
+
+class TellAgent(NamedTuple):
+    directive: AgentDirective
+
+
+class Remember(NamedTuple):
+    """Keep this on disk; None forgets it."""
+
+    key: str
+    value: bytes | None
+
+
+class Note(NamedTuple):
+    """Something that a person may want to know."""
+
+    kind: str
+    member: str
+    text: str
+
+
+class Over(NamedTuple):
+    """The run is over and everybody is gone or released."""
+
+    failed: bool
+    reason: str
+
+
+Action = Tell | TellAgent | Remember | Note | Over
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What the coordinator must not forget, beside the records of members."""
+
+    term: int = 0
+    fence: int = 0
+    newest: int = 0  # the highest generation ever used
+    current: Plan | None = None
+    pending: Plan | None = None
+    facts: dict[str, str] | None = None
+    parameters: tuple[str, ...] = ()
+    founded: int = 0  # how often the run was founded
+    reached: int = NOTHING  # the highest operation known to be applied
+    over: str = ""  # "", "ended", "failed"
+    reason: str = ""
+    halting: str = ""
+
+
+class Coordinator:
+    def __init__(self, settings: Settings, now: float, remembered: Mapping[str, bytes] | None = None) -> None:
+        self.settings = settings
+        self.records: dict[str, Record] = {}
+        self._agents: dict[str, AgentReport] = {}
+        self._agent_orders: dict[str, tuple[tuple[int, ...], bool]] = {}
+        self._conflicts: Counter[frozenset[str]] = Counter()
+        self._now = now
+        self._number = 0
+        self._ready_since: float | None = None
+        self._actions: list[Action] = []
+        self._announced = False
+        standing = Standing()
+        for key, value in (remembered or {}).items():
+            if key == "standing":
+                standing = msgspec.msgpack.decode(value, type=Standing)
+            elif key.startswith("member/"):
+                record = Record.restore(value, now)
+                self.records[record.member] = record
+        self.standing = standing
+        self._keep(term=standing.term + 1)
+        self._first_actions = self._actions
+
+    # -- the shell's side --------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        self._actions = self._first_actions
+        self._first_actions = []
+        if isinstance(event, Tick) and now - self._now > self.settings.sleep_s:
+            for record in self.records.values():  # this process stood still, not the others
+                record.heard = now
+        self._now = max(self._now, now)
+        if getattr(self, f"_on_{type(event).__name__.lower()}")(event):
+            self._decide()
+            self._tell_all()
+        self._answer(event)
+        # What is to be remembered comes before what is said; both keep their order.
+        return sorted(self._actions, key=lambda action: not isinstance(action, Remember))
+
+    @property
+    def alive(self) -> list[Record]:
+        return [record for record in self.records.values() if record.fate is None]
+
+    def plan_of(self, member: str) -> Plan | None:
+        """The newest plan that concerns a member."""
+        for plan in (self.standing.pending, self.standing.current):
+            if plan is not None and plan.rank_of(member) >= 0:
+                return plan
+        current, pending = self.standing.current, self.standing.pending
+        return pending if current is not None and current.rank_of(member) >= 0 else None
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _on_report(self, report: Report) -> bool:
+        record = self.records.get(report.member)
+        if record is None:
+            if report.introduction is None:
+                return False
+            record = self.records[report.member] = Record(report.introduction, self._now)
+            self._check_fit(record)
+            self._save(record)
+            self._note("joined", record, f"process {record.introduction.pid} on {record.introduction.host}")
+        if record.fate is not None or report.number <= record.number:
+            return False
+        record.heard = self._now
+        record.connected = True
+        return record.take(report)
+
+    def _on_agentreport(self, report: AgentReport) -> bool:
+        known = self._agents.get(report.agent)
+        if known is not None and known.number >= report.number:
+            return False
+        self._agents[report.agent] = report
+        return bool(report.exits) or known is None
+
+    def _on_connected(self, event: Connected) -> bool:
+        if (record := self.records.get(event.member)) is not None:
+            record.connected = True
+            record.heard = self._now
+        return False
+
+    def _on_disconnected(self, event: Disconnected) -> bool:
+        record = self.records.get(event.member)
+        if record is None or record.fate is not None:
+            return False
+        record.connected = False
+        return True
+
+    def _on_drain(self, event: Drain) -> bool:
+        record = self.records.get(event.member)
+        if record is None or record.fate is not None:
+            return False
+        record.draining = True
+        self._save(record)
+        self._note("draining", record, "was asked to leave")
+        return True
+
+    def _on_halt(self, event: Halt) -> bool:
+        if not self.standing.halting and not self.standing.over:
+            self._keep(halting=event.reason)
+            self._note("halting", None, event.reason)
+        return True
+
+    def _on_tick(self, _: Tick) -> bool:
+        return True
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        self._bury()
+        if self.standing.over:
+            self._release_all()
+            return
+        self._watch_progress()
+        if self._is_troubled() and self.standing.fence <= self.standing.newest:
+            self._keep(fence=self.standing.newest + 1)
+        if self.standing.fence > self.standing.newest and self.standing.current is not None:
+            self._recover()
+        if self.standing.current is None:
+            self._gather()
+        elif self.standing.fence <= self.standing.newest:
+            self._run()
+
+    def _bury(self) -> None:
+        """Find out who is dead, and who is as good as dead."""
+        for record in self.alive:
+            exited = self._exit_of(record)
+            if record.report.phase is Phase.FAILED:
+                self._end(record, Fate.FAILED, record.report.cause)
+            elif exited is not None:
+                self._end(record, Fate.DEAD, f"process {record.introduction.pid} {exited}")
+            elif not record.connected and self._is_suspected(record):
+                self._end(record, Fate.DEAD, "its connections broke, here and to another member")
+        silent = [record for record in self.alive if self._is_silent(record)]
+        everybody = self._participants()
+        if everybody and all(record in silent for record in everybody):
+            # Nobody is heard: most likely the network here is at fault, and they go on without a coordinator.
+            silent = [record for record in silent if self._now - record.heard > self.settings.all_silent_s]
+        for record in silent:
+            self._end(record, Fate.EVICTED, f"was not heard of for {self._now - record.heard:.1f} s")
+
+    def _exit_of(self, record: Record) -> str | None:
+        agent = self._agents.get(record.introduction.agent)
+        return agent.exits.get(record.introduction.pid) if agent is not None else None
+
+    def _is_silent(self, record: Record) -> bool:
+        silence_s = self._now - record.heard
+        if silence_s <= self.settings.silence_s:
+            return False
+        return silence_s > self.settings.stuck_s or not self._is_busy(record)
+
+    def _is_busy(self, record: Record) -> bool:
+        """Whether the agent sees the process use the processor: then it is slow, not dead."""
+        agent = self._agents.get(record.introduction.agent)
+        vitals: Vitals | None = agent.living.get(record.introduction.pid) if agent is not None else None
+        return vitals is not None and vitals.busy and vitals.state not in "TtZX"
+
+    def _is_suspected(self, record: Record) -> bool:
+        return any(record.member in other.report.suspects for other in self.alive if other is not record)
+
+    def _end(self, record: Record, fate: Fate, reason: str) -> None:
+        record.fate = fate
+        record.reason = reason
+        self._save(record)
+        self._note(fate.value, record, reason)
+
+    def _participants(self) -> list[Record]:
+        """Who lives and has a seat in the plan in force or in the one that is prepared."""
+        plans = [plan for plan in (self.standing.current, self.standing.pending) if plan is not None]
+        names = dict.fromkeys(member for plan in plans for member in plan.members)
+        found = [self.records[name] for name in names if name in self.records]
+        return [record for record in found if record.fate is None]
+
+    def _watch_progress(self) -> None:
+        pending = self.standing.pending
+        if pending is not None and all(self._works_in(pending, member) for member in pending.members):
+            self._keep(current=pending, pending=None)
+
+    def _works_in(self, plan: Plan, member: str) -> bool:
+        record = self.records[member]
+        report = record.report
+        is_there = report.generation == plan.generation and report.formed >= plan.generation
+        return record.fate is None and is_there and report.applied > NOTHING
+
+    def _is_troubled(self) -> bool:
+        """Whether the plan in force cannot go on."""
+        current, pending = self.standing.current, self.standing.pending
+        if current is None:
+            return False
+        next_generation = pending.generation if pending is not None else current.generation
+        switched = False
+        for member in current.members:
+            record = self.records[member]
+            if record.fate is not None or record.report.fenced > current.generation:
+                return True
+            if record.report.generation > current.generation:
+                if record.report.generation != next_generation:
+                    return True  # it switched to a plan that was withdrawn
+                switched = True
+        return switched and pending is not None and any(self._has_fallen(pending, name) for name in pending.members)
+
+    def _has_fallen(self, plan: Plan, member: str) -> bool:
+        record = self.records[member]
+        return record.fate is not None or record.report.broken == plan.generation
+
+    def _recover(self) -> None:
+        """Make the next plan as soon as everybody that lives has promised to leave the old ones alone."""
+        fence = self.standing.fence
+        survivors = [record for record in self._participants() if record.fate is None]
+        if any(record.report.fenced < fence for record in survivors):
+            return
+        holders = [record for record in survivors if record.report.applied > NOTHING]
+        if not holders:
+            reached = max((record.report.applied for record in self.records.values()), default=NOTHING)
+            self._keep(current=None, pending=None, reached=max(reached, self.standing.reached))
+            self._note("lost", None, "nobody that lives holds the training state; the newest checkpoint has it")
+            return
+        culprit = self._unreachable(holders)
+        if culprit is not None:
+            self._end(culprit, Fate.EVICTED, "other members that live cannot reach it")
+            holders.remove(culprit)
+        base = max(record.report.applied for record in holders)
+        for record in [record for record in holders if record.report.applied < base - 1]:
+            self._end(record, Fate.RELEASED, "it had left when the others went on")
+            holders.remove(record)
+        ahead = [record for record in holders if record.report.applied == base]
+        gifts = {
+            record.member: _nearest(ahead, record).member for record in holders if record.report.applied == base - 1
+        }
+        self._issue(Plan(fence, Start.RECOVER, self._seats(holders), base, gifts))
+
+    def _unreachable(self, holders: list[Record]) -> Record | None:
+        """Of two members that live but cannot reach each other, the one to go without; on the second complaint."""
+        living = {record.member: record for record in holders}
+        accused: Counter[str] = Counter()
+        for record in holders:
+            if record.report.broken == self.standing.fence - 1:
+                for suspect in record.report.suspects:
+                    pair = frozenset((record.member, suspect))
+                    if suspect in living:
+                        self._conflicts[pair] += 1
+                        if self._conflicts[pair] > 1:
+                            accused[suspect] += 1
+                            accused[record.member] += 0
+        if not accused:
+            return None
+        order = list(living)
+        worst = max(accused, key=lambda member: (accused[member], order.index(member)))
+        for pair in [pair for pair in self._conflicts if worst in pair]:
+            del self._conflicts[pair]
+        return living[worst]
+
+    def _gather(self) -> None:
+        """Found the run when enough members are ready."""
+        ready = [record for record in self.alive if record.connected and record.report.phase is Phase.READY]
+        ready = [record for record in ready if not record.is_going]
+        self._release_idle()
+        if self.standing.halting:
+            self._keep(over="ended", reason=self.standing.halting)
+            self._release_all()
+            return
+        if not ready:
+            self._ready_since = None
+            if self._agents and not self.alive and all(_is_spent(agent) for agent in self._agents.values()):
+                self.fail(self._root_cause())
+                self._release_all()
+            return
+        if self._ready_since is None:
+            self._ready_since = self._now
+        waited_s = self._now - self._ready_since
+        if len(ready) < self.settings.wanted and (
+            len(ready) < self.settings.fewest or waited_s < self.settings.grace_s
+        ):
+            return
+        self._ready_since = None
+        ready = sorted(ready, key=lambda record: -record.introduction.checkpoint)[: self.settings.most]
+        founder, *others = ready
+        base = max(founder.introduction.checkpoint, 0)
+        generation = max(self.standing.newest, self.standing.fence - 1) + 1
+        if self.standing.founded and self.standing.reached > base:
+            self._note("rollback", founder, f"operations {base + 1} to {self.standing.reached} are done again")
+        plan = Plan(
+            generation, Start.FOUND, self._seats(ready), base, {record.member: founder.member for record in others}
+        )
+        self._keep(founded=self.standing.founded + 1, fence=generation, reached=base)
+        self._issue(plan)
+
+    def _run(self) -> None:
+        """A plan is in force: prepare the next one if somebody comes or goes, see the end."""
+        current = self.standing.current
+        assert current is not None
+        pending = self.standing.pending
+        seats = dict.fromkeys(current.members)
+        if pending is not None and any(
+            self.records[member].report.generation == pending.generation for member in current.members
+        ):
+            seats |= dict.fromkeys(pending.members)  # the switch has begun: who came by it works too
+        seated = [self.records[member] for member in seats]
+        if all(record.fate is not None or record.report.phase is Phase.ENDED for record in seated):
+            self._keep(over="ended", reason=self.standing.halting or "all members reached the end")
+            self._release_all()
+            return
+        self._release_idle()
+        if pending is not None:
+            if not any(self._has_fallen(pending, member) for member in pending.members):
+                return
+            self._blame(pending, current)
+        elif not all(self._works_in(current, member) for member in current.members):
+            return
+        self._change(current, withdrawn=pending is not None)
+
+    def _blame(self, pending: Plan, current: Plan) -> None:
+        """The switch cannot be made; if a newcomer that lives is at fault, it goes."""
+        for member in pending.members:
+            record = self.records[member]
+            if record.fate is not None or record.report.broken != pending.generation:
+                continue
+            involved = [record.member, *record.report.suspects]
+            for name in involved:
+                other = self.records.get(name)
+                if other is not None and other.fate is None and current.rank_of(name) < 0:
+                    self._end(other, Fate.EVICTED, "it and another member cannot reach each other")
+
+    def _change(self, current: Plan, *, withdrawn: bool) -> None:
+        """The next plan, if it would be another one than the present."""
+        if any(self.records[member].report.phase is Phase.ENDED for member in current.members):
+            if withdrawn:
+                self._keep(pending=None)
+            return
+        staying = [self.records[member] for member in current.members if not self.records[member].is_going]
+        coming = [
+            record
+            for record in self.alive
+            if record.connected
+            and record.report.phase is Phase.READY
+            and not record.is_going
+            and current.rank_of(record.member) < 0
+        ][: max(0, self.settings.most - len(staying))]
+        if not staying:
+            if not self.standing.halting:
+                self._keep(halting="all members were asked to leave")
+            coming = []
+        if not staying or (len(staying) == len(current.members) and not coming):
+            if withdrawn:
+                self._keep(pending=None)
+            return
+        gifts = {record.member: _nearest(staying, record).member for record in coming}
+        generation = self.standing.newest + 1
+        self._issue(Plan(generation, Start.SWITCH, self._seats([*staying, *coming]), NOTHING, gifts))
+
+    def _issue(self, plan: Plan) -> None:
+        if plan.start is Start.SWITCH:
+            self._keep(newest=plan.generation, pending=plan)
+        else:
+            self._keep(newest=plan.generation, current=plan, pending=None)
+        self._note("plan", None, f"generation {plan.generation} ({plan.start.value}): {', '.join(plan.members)}")
+
+    def _seats(self, records: Iterable[Record]) -> tuple[Seat, ...]:
+        """In the order of the ranks they have, newcomers after them."""
+        latest = self.standing.pending or self.standing.current
+        known = {member: rank for rank, member in enumerate(latest.members)} if latest is not None else {}
+        ordered = sorted(records, key=lambda record: known.get(record.member, len(known)))
+        return tuple(Seat(record.introduction.card) for record in ordered)
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    def _check_fit(self, record: Record) -> None:
+        """A member whose model, data or versions differ from the run's would spoil it."""
+        if self.standing.facts is None or (self.standing.founded == 0 and not self._has_witness(record)):
+            self._keep(facts=record.introduction.facts, parameters=record.introduction.parameters)
+            return
+        difference = founding.difference(self.standing.facts, self.standing.parameters, record.introduction)
+        if difference:
+            self._end(record, Fate.REFUSED, difference)
+
+    def _has_witness(self, newcomer: Record) -> bool:
+        """Whether somebody that lives has the facts that newcomers are compared with."""
+        return any(record is not newcomer for record in self.alive)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """Nothing will come of this run any more."""
+        if not self.standing.over:
+            self._keep(over="failed", reason=reason)
+            self._note("failed", None, reason)
+
+    def _root_cause(self) -> str:
+        """Why the run failed: what the first member that failed said, else how the last one died."""
+        causes = [record.reason for record in self.records.values() if record.fate is Fate.FAILED]
+        deaths = [f"member {record.member}: {record.reason}" for record in self.records.values() if record.reason]
+        exits = [exit_ for agent in self._agents.values() for exit_ in agent.exits.values()]
+        return (
+            causes or deaths[-1:] or [f"no member came up; the last process {exits[-1]}" if exits else "no member"]
+        )[0]
+
+    def _release_idle(self) -> None:
+        """Let go who has left, and who wants to go and has no seat."""
+        for record in self.alive:
+            current, holds = self.standing.current, record.report.applied > NOTHING
+            if self.plan_of(record.member) is None and ((holds and current is not None) or record.is_going):
+                self._end(record, Fate.RELEASED, "left the run")
+
+    def _release_all(self) -> None:
+        for record in self.alive:
+            self._end(record, Fate.RELEASED, self.standing.reason)
+        if not self._announced:
+            self._announced = True
+            self._actions.append(Over(self.standing.over == "failed", self.standing.reason))
+
+    # -- saying ------------------------------------------------------------------------------------------------------
+
+    def _tell_all(self) -> None:
+        for record in self.records.values():
+            if record.connected:
+                self._tell(record)
+        for agent in self._agents:
+            self._tell_agent(agent)
+
+    def _answer(self, event: Event) -> None:
+        """Who spoke is answered, so that it knows that it was heard."""
+        if isinstance(event, AgentReport):
+            self._agent_orders.pop(event.agent, None)
+            self._tell_agent(event.agent)
+        if not isinstance(event, Report):
+            return
+        record = self.records.get(event.member)
+        if record is not None:
+            record.told = None
+            self._tell(record)
+        else:
+            self._number += 1
+            self._actions.append(Tell(Directive(self.standing.term, self._number, event.member, Verdict.UNKNOWN)))
+
+    def _tell(self, record: Record) -> None:
+        verdict = self._verdict(record)
+        plan = self.plan_of(record.member) if verdict is Verdict.KNOWN else None
+        content = (verdict, plan.generation if plan else 0, self.standing.fence, record.draining, self.standing.halting)
+        if content == record.told:
+            return
+        record.told = content
+        self._number += 1
+        lacks = plan is not None and plan.generation > record.report.plan
+        self._actions.append(
+            Tell(
+                Directive(
+                    term=self.standing.term,
+                    number=self._number,
+                    member=record.member,
+                    verdict=verdict,
+                    reason=record.reason,
+                    fence=self.standing.fence if record.report.applied > NOTHING or plan else 0,
+                    plan=plan if lacks else None,
+                    leave=record.draining,
+                    stop=bool(self.standing.halting),
+                )
+            )
+        )
+
+    def _verdict(self, record: Record) -> Verdict:
+        if record.fate is None:
+            return Verdict.KNOWN
+        if record.fate is Fate.RELEASED:
+            return Verdict.FAILED if self.standing.over == "failed" else Verdict.RELEASED
+        return Verdict.REFUSED if record.fate is Fate.REFUSED else Verdict.EVICTED
+
+    def _tell_agent(self, agent: str) -> None:
+        living = self._agents[agent].living
+        doomed = tuple(
+            sorted(
+                record.introduction.pid
+                for record in self.records.values()
+                if record.fate is Fate.EVICTED
+                and record.introduction.agent == agent
+                and record.introduction.pid in living
+            )
+        )
+        over = bool(self.standing.over)
+        if self._agent_orders.get(agent) == (doomed, over):
+            return
+        self._agent_orders[agent] = (doomed, over)
+        self._number += 1
+        reason = self.standing.reason if over else ""
+        self._actions.append(TellAgent(AgentDirective(self.standing.term, self._number, agent, doomed, over, reason)))
+
+    # -- remembering -------------------------------------------------------------------------------------------------
+
+    def _keep(self, **changes: object) -> None:
+        self.standing = msgspec.structs.replace(self.standing, **changes)
+        self._actions.append(Remember("standing", msgspec.msgpack.encode(self.standing)))
+
+    def _save(self, record: Record) -> None:
+        self._actions.append(Remember(f"member/{record.member}", record.durable()))
+
+    def _note(self, kind: str, record: Record | None, text: str) -> None:
+        self._actions.append(Note(kind, record.member if record else "", text))
+
+
+def _nearest(donors: list[Record], receiver: Record) -> Record:
+    """A donor on the receiver's host if there is one."""
+    host = receiver.introduction.card.host
+    return next((donor for donor in donors if donor.introduction.card.host == host), donors[0])
+
+
+def _is_spent(agent: AgentReport) -> bool:
+    return agent.exhausted and not agent.living

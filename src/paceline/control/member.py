@@ -1,0 +1,461 @@
+"""The member's machine: what one worker does about plans, operations, deaths and its own departure.
+
+Events come from the training (`Begin`, `Done`, `Broke`), from the forming of groups (`Formed`, `Unformed`), from the
+transfer of state (`Staged`, `Caught`), from the coordinator (`Directive`) and from whoever runs the process (`Leave`,
+`Fail`). Actions go to the same places. Nothing here waits, and nothing here knows the time.
+
+Invariants
+- An operation is applied only in the generation that this member works in, and never in one below its promise.
+- The number of the last applied operation grows by one at a time, but for the swap of a newcomer.
+- State that arrives changes nothing before it is complete: the swap is one action.
+- Nothing ends this member but a verdict of the coordinator.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from paceline.control.messages import (
+    NOTHING,
+    Directive,
+    Introduction,
+    Phase,
+    Plan,
+    Report,
+    Start,
+    Verdict,
+)
+
+
+class Kind(Enum):
+    """The kinds of operations. A step is the only one before which members may join and leave."""
+
+    STEP = "step"
+    EVALUATE = "evaluate"
+    DECIDE = "decide"
+    END = "end"
+
+
+class Ready(NamedTuple):
+    """Model and data are built."""
+
+    introduction: Introduction
+
+
+class Begin(NamedTuple):
+    """The training wants to do its next operation."""
+
+    kind: Kind
+
+
+class Done(NamedTuple):
+    """The reduction of an operation is complete here. `held` are the generations that the ranks hold ready, as they
+    wrote them into the header, `stopping` whether one of them asks for the end."""
+
+    generation: int
+    operation: int
+    held: tuple[int, ...]
+    stopping: bool = False
+
+
+class Broke(NamedTuple):
+    """The group of a generation failed."""
+
+    generation: int
+    suspects: tuple[str, ...] = ()
+
+
+class Formed(NamedTuple):
+    generation: int
+
+
+class Unformed(NamedTuple):
+    """The group of a generation could not be formed."""
+
+    generation: int
+    suspects: tuple[str, ...] = ()
+
+
+class Staged(NamedTuple):
+    """The whole state, as after operation `base`, has arrived and is intact."""
+
+    generation: int
+    base: int
+
+
+class Caught(NamedTuple):
+    """The result of the operation that the others are ahead by has arrived, with what was agreed in it."""
+
+    generation: int
+    operation: int
+    stopping: bool = False
+
+
+class Leave(NamedTuple):
+    """This member is asked to go (a signal)."""
+
+
+class Stop(NamedTuple):
+    """The whole run is asked to end (a signal to a run of one)."""
+
+
+class Fail(NamedTuple):
+    """The script raised."""
+
+    cause: str
+
+
+Event = Ready | Begin | Done | Broke | Formed | Unformed | Staged | Caught | Leave | Stop | Fail | Directive
+
+
+class Say(NamedTuple):
+    report: Report
+
+
+class Form(NamedTuple):
+    plan: Plan
+
+
+class Drop(NamedTuple):
+    """Give up the groups, complete or not, of all generations below this one."""
+
+    below: int
+
+
+class Found(NamedTuple):
+    """Make the state that the run starts from: new, or as after operation `base` from a checkpoint."""
+
+    base: int
+
+
+class Give(NamedTuple):
+    """Send what a member lacks, through the group of this plan: the whole state, or the last result."""
+
+    plan: Plan
+    to: str
+    whole: bool
+
+
+class Take(NamedTuple):
+    plan: Plan
+    source: str
+    whole: bool
+
+
+class Swap(NamedTuple):
+    """Let the staged state become the state."""
+
+    base: int
+
+
+class Work(NamedTuple):
+    """Do this operation in the group of this plan."""
+
+    plan: Plan
+    operation: int
+    kind: Kind
+
+
+class Apply(NamedTuple):
+    """The operation counts. `settled` is the last one that nothing can undo."""
+
+    plan: Plan
+    operation: int
+    settled: int
+
+
+class Exit(NamedTuple):
+    """The process may end."""
+
+    verdict: Verdict
+    reason: str
+
+
+Action = Say | Form | Drop | Found | Give | Take | Swap | Work | Apply | Exit
+
+
+class Member:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.phase = Phase.BUILDING
+        self.applied = NOTHING
+        self.fenced = 0
+        self.plan: Plan | None = None  # the one this member works in
+        self.next: Plan | None = None  # a switch that is being prepared
+        self.stopping = False  # the end was agreed in a header
+        self.leaving = False
+        self.stop_asked = False
+        self._introduction: Introduction | None = None
+        self._introduced = False
+        self._formed: set[int] = set()
+        self._broken = 0
+        self._suspects: tuple[str, ...] = ()
+        self._told = 0  # the newest plan heard of
+        self._offered: Plan | None = None  # what this member's slot named in the operation under way
+        self.agreed: Plan | None = None  # what all slots named: it starts at the next clean point
+        self._fresh = False  # no operation has been completed in this plan yet
+        self._wanted: Kind | None = None
+        self._number = 0
+        self._order = (0, 0)  # term and number of the newest directive
+        self._cause = ""
+        self._verdict: Verdict | None = None
+        self._actions: list[Action] = []
+
+    # -- what others look at -----------------------------------------------------------------------------------------
+
+    def offer(self) -> int:
+        """The generation that this member is ready to switch to, for its slot in the header of the operation under
+        way; 0 for none. Whatever it hears meanwhile, it stands by what it has named."""
+        plan = self.next
+        is_ready = plan is not None and (plan.generation in self._formed or plan.rank_of(self.name) < 0)
+        self._offered = plan if is_ready else None
+        return self._offered.generation if self._offered else 0
+
+    @property
+    def generation(self) -> int:
+        return self.plan.generation if self.plan else 0
+
+    @property
+    def holds_state(self) -> bool:
+        return self.applied > NOTHING
+
+    @property
+    def settled(self) -> int:
+        """The last operation that everybody has applied for certain: who takes part in the next one has it."""
+        return self.applied - 1
+
+    def report(self) -> Report:
+        self._number += 1
+        return Report(
+            member=self.name,
+            number=self._number,
+            term=self._order[0],
+            phase=self.phase,
+            plan=self._told,
+            formed=max(self._formed, default=0),
+            generation=self.generation,
+            broken=self._broken,
+            suspects=self._suspects,
+            fenced=self.fenced,
+            applied=self.applied,
+            leaving=self.leaving,
+            cause=self._cause,
+            introduction=None if self._introduced else self._introduction,
+        )
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Action]:
+        self._actions = []
+        if self._verdict is None or isinstance(event, Ready):
+            getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+        return self._actions
+
+    def _do(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def _say(self) -> None:
+        self._do(Say(self.report()))
+
+    def _on_ready(self, event: Ready) -> None:
+        self._introduction = event.introduction
+        self.phase = Phase.READY
+        self._say()
+
+    def _on_leave(self, _: Leave) -> None:
+        if not self.leaving:
+            self.leaving = True
+            self._say()
+
+    def _on_stop(self, _: Stop) -> None:
+        self.stop_asked = True
+
+    def _on_fail(self, event: Fail) -> None:
+        self.phase = Phase.FAILED
+        self._cause = event.cause
+        self._promise(self.generation + 1)
+        self._say()
+
+    # -- the coordinator's word --------------------------------------------------------------------------------------
+
+    def _on_directive(self, directive: Directive) -> None:
+        order = (directive.term, directive.number)
+        if order <= self._order:
+            return
+        self._order = order
+        if directive.verdict in (Verdict.REFUSED, Verdict.EVICTED, Verdict.FAILED):
+            self._end(directive.verdict, directive.reason)
+            return
+        if directive.verdict is Verdict.RELEASED:
+            self._end(directive.verdict, directive.reason)
+            return
+        self._introduced = directive.verdict is Verdict.KNOWN
+        if directive.leave and not self.leaving:
+            self.leaving = True
+        self.stop_asked = self.stop_asked or directive.stop
+        changed = self._promise(directive.fence)
+        if directive.plan is not None and directive.plan.generation > self._told:
+            self._adopt(directive.plan)
+            changed = True
+        if changed or not self._introduced:
+            self._say()
+
+    def _end(self, verdict: Verdict, reason: str) -> None:
+        self._verdict = verdict
+        self._wanted = None
+        self._do(Exit(verdict, reason))
+
+    def _promise(self, fence: int) -> bool:
+        """Never again apply anything of a generation below the fence; whether that is news."""
+        if fence <= self.fenced:
+            return False
+        self.fenced = fence
+        if self.plan is not None and self.plan.generation < fence:
+            self.plan = None
+            if self.phase is Phase.LEAVING:  # the switch that let it go is void; it goes with the next one
+                self.phase = Phase.ACTIVE
+        if self.next is not None and self.next.generation < fence:
+            self.next = self._offered = self.agreed = None
+        self._formed = {generation for generation in self._formed if generation >= fence}
+        self._do(Drop(fence))
+        return True
+
+    def _adopt(self, plan: Plan) -> None:
+        if plan.generation < self.fenced:
+            return
+        if plan.start is Start.SWITCH and self.holds_state and (self.plan is None or self.agreed):
+            return  # it comes too late: this member has fallen back, or has agreed to another; it will be told again
+        self._told = plan.generation
+        if plan.start is Start.SWITCH and self.holds_state:
+            self.next = plan
+        else:
+            self._promise(plan.generation)
+            self.plan = plan
+            self.next = self._offered = self.agreed = None
+            self._fresh = True
+            if plan.start is Start.FOUND and plan.rank_of(self.name) == 0:
+                self.applied = plan.base
+                self._do(Found(plan.base))
+        if plan.rank_of(self.name) >= 0:
+            self._do(Form(plan))
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def _on_formed(self, event: Formed) -> None:
+        if event.generation not in (self.generation, self.next.generation if self.next else 0):
+            return
+        self._formed.add(event.generation)
+        if self.plan is not None and self.plan.generation == event.generation:
+            self._start()
+        self._say()
+
+    def _start(self) -> None:
+        """The group of this member's plan is there: give and take what is lacking, then work."""
+        plan = self.plan
+        assert plan is not None
+        if not self.holds_state:
+            self._do(Take(plan, plan.gifts[self.name], whole=True))
+        elif plan.start is Start.RECOVER and self.applied < plan.base:
+            self._do(Take(plan, plan.gifts[self.name], whole=False))
+        else:
+            for member, source in plan.gifts.items():
+                if source == self.name:
+                    self._do(Give(plan, member, whole=plan.start is not Start.RECOVER))
+            if self.phase is Phase.READY:
+                self.phase = Phase.ACTIVE
+            self._proceed()
+
+    def _on_unformed(self, event: Unformed) -> None:
+        if event.generation >= self.fenced and event.generation == self._told:
+            self._report_broken(event.generation, event.suspects)
+
+    def _on_broke(self, event: Broke) -> None:
+        if self.plan is not None and event.generation == self.plan.generation:
+            self._report_broken(event.generation, event.suspects)
+
+    def _report_broken(self, generation: int, suspects: tuple[str, ...]) -> None:
+        """Nothing more will be applied in that generation, so the promise can be given at once, unless this member
+        still works in an older one that may be good."""
+        self._broken = max(self._broken, generation)
+        self._suspects = suspects
+        if self.plan is None or self.plan.generation == generation:
+            self._promise(generation + 1)
+        elif self.next is not None and self.next.generation == generation:
+            self.next = None
+        self._say()
+
+    def _on_staged(self, event: Staged) -> None:
+        if self.plan is not None and event.generation == self.plan.generation and not self.holds_state:
+            self.applied = event.base
+            self.phase = Phase.ACTIVE
+            self._do(Swap(event.base))
+            self._say()
+            self._proceed()
+
+    def _on_caught(self, event: Caught) -> None:
+        plan = self.plan
+        if plan is not None and event.generation == plan.generation and event.operation == self.applied + 1:
+            self.stopping = self.stopping or event.stopping
+            self._apply(plan, event.operation)
+            self._say()
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def _on_begin(self, event: Begin) -> None:
+        self._wanted = event.kind
+        self._proceed()
+
+    def _proceed(self) -> None:
+        """Work on what the training wants, if this member can."""
+        if self._wanted is None or not self.holds_state or self.phase not in (Phase.ACTIVE, Phase.READY):
+            return
+        if self._wanted is Kind.STEP:
+            if self.stopping:
+                self._wanted = Kind.END
+            elif self.agreed is not None:
+                self._switch()
+                return
+        plan = self.plan
+        if plan is None or plan.generation not in self._formed:
+            return
+        if plan.start is Start.RECOVER and self.applied < plan.base:
+            return  # behind by one: the result is on its way
+        self._do(Work(plan, self.applied + 1, self._wanted))
+
+    def _switch(self) -> None:
+        """The clean point that was agreed: from here on, the next plan."""
+        plan = self.agreed
+        assert plan is not None
+        self.next = self._offered = self.agreed = None
+        self.plan = plan
+        if plan.rank_of(self.name) < 0:
+            self.phase = Phase.LEAVING
+        else:
+            self._fresh = True
+            self._start()
+        self._say()
+
+    def _on_done(self, event: Done) -> None:
+        plan = self.plan
+        if plan is None or event.generation != plan.generation or event.operation != self.applied + 1:
+            return  # of a generation that is over here; whether it counted is for the next plan to say
+        if self._fresh:
+            self._fresh = False
+            self._do(Drop(plan.generation))  # everybody has left the older ones
+        if self._all_hold_offered(event.held):
+            self.agreed = self._offered
+        self.stopping = self.stopping or event.stopping
+        self._apply(plan, event.operation)
+
+    def _all_hold_offered(self, held: tuple[int, ...]) -> bool:
+        """Every slot names the same next generation."""
+        return self._offered is not None and set(held) == {self._offered.generation}
+
+    def _apply(self, plan: Plan, operation: int) -> None:
+        self._do(Apply(plan, operation, operation - 1))
+        self.applied = operation
+        if self._wanted is Kind.END:
+            self.phase = Phase.ENDED
+            self._say()
+        self._wanted = None

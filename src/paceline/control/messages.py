@@ -1,0 +1,151 @@
+"""What coordinator, members and agents say to each other; and the plan, which is what all of it is about."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from paceline.wire.card import Card
+
+NOTHING = -1  # the number of the last operation of a member that holds no training state
+
+
+class Phase(Enum):
+    """Where a member stands, as it sees itself."""
+
+    BUILDING = "building"  # the script runs, its session is not there yet
+    READY = "ready"  # has built model and data; waits for a seat, or for the state
+    ACTIVE = "active"
+    LEAVING = "leaving"  # switched out of the run; waits to be released
+    ENDED = "ended"  # applied the end; waits to be released
+    FAILED = "failed"  # its script raised
+
+
+class Start(Enum):
+    """How the members of a plan come to stand at the same operation."""
+
+    FOUND = "found"  # the first seat has the state (new, or from a checkpoint) and gives it to all others
+    RECOVER = "recover"  # all seats have the state; who is one operation behind gets that operation's result
+    SWITCH = "switch"  # agreed in the header; newcomers get the state from a donor at the clean point
+
+
+class Seat(msgspec.Struct, frozen=True):
+    card: Card
+    share: int = 1
+
+    @property
+    def member(self) -> str:
+        return self.card.member
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Who takes part, in order of rank. Immutable; a generation is used for one plan only.
+
+    `base` is the operation after which all stand when it starts (in a switch it is agreed in band). `gifts` says from
+    whom a member gets what it lacks."""
+
+    generation: int
+    start: Start
+    seats: tuple[Seat, ...]
+    base: int = NOTHING
+    gifts: dict[str, str] = {}
+
+    def rank_of(self, member: str) -> int:
+        """The rank of a member, or -1."""
+        for rank, seat in enumerate(self.seats):
+            if seat.card.member == member:
+                return rank
+        return -1
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(seat.card.member for seat in self.seats)
+
+
+class Introduction(msgspec.Struct, frozen=True):
+    """Who a member is, and what must be alike on all members: `facts` (versions, sizes, fingerprints) and a line for
+    each parameter. `checkpoint` is the newest operation that it could start from."""
+
+    card: Card
+    pid: int
+    host: str
+    agent: str
+    facts: dict[str, str] = {}
+    parameters: tuple[str, ...] = ()
+    checkpoint: int = NOTHING
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All that matters of a member; numbered, so that an older one that comes late is known as such.
+
+    `plan` is the newest generation it has been told of, `formed` the newest whose group it has formed, `generation` the
+    one it works in, `broken` the newest that cannot work, as far as it knows, because of `suspects`. `fenced` is its
+    promise: it applies nothing more of a generation below."""
+
+    member: str
+    number: int
+    term: int
+    phase: Phase
+    plan: int = 0
+    formed: int = 0
+    generation: int = 0
+    broken: int = 0
+    suspects: tuple[str, ...] = ()
+    fenced: int = 0
+    applied: int = NOTHING
+    leaving: bool = False
+    cause: str = ""
+    introduction: Introduction | None = None
+
+
+class Verdict(Enum):
+    UNKNOWN = "unknown"  # introduce yourself
+    KNOWN = "known"
+    REFUSED = "refused"  # does not fit this run
+    EVICTED = "evicted"
+    RELEASED = "released"  # may exit
+    FAILED = "failed"  # the run failed
+
+
+class Directive(msgspec.Struct, frozen=True):
+    """All that matters for one member. Ordered by (term, number). The plan is left out where the member has it."""
+
+    term: int
+    number: int
+    member: str
+    verdict: Verdict
+    reason: str = ""
+    fence: int = 0
+    plan: Plan | None = None
+    leave: bool = False
+    stop: bool = False
+
+
+class Vitals(msgspec.Struct, frozen=True):
+    """What an agent sees of a process: its state (R, S, D, T, Z), and whether it has computed since the last look."""
+
+    state: str
+    busy: bool
+
+
+class AgentReport(msgspec.Struct, frozen=True):
+    """All that an agent knows of its children, by process id: those that live, and how the others ended. An agent that
+    is `exhausted` will start no more."""
+
+    agent: str
+    number: int
+    living: dict[int, Vitals] = {}
+    exits: dict[int, str] = {}
+    exhausted: bool = False
+
+
+class AgentDirective(msgspec.Struct, frozen=True):
+    """What an agent is to do: kill these processes, start no more when the run is over."""
+
+    term: int
+    number: int
+    agent: str
+    kill: tuple[int, ...] = ()
+    over: bool = False
+    verdict: str = ""

@@ -1,0 +1,72 @@
+"""What the coordinator knows of one member."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from paceline.control.messages import Introduction, Phase, Report
+
+
+class Fate(Enum):
+    """How a member's part in the run ended."""
+
+    DEAD = "dead"
+    FAILED = "failed"
+    EVICTED = "evicted"
+    REFUSED = "refused"
+    RELEASED = "released"
+
+
+class _Durable(msgspec.Struct, frozen=True):
+    introduction: Introduction
+    fate: Fate | None
+    reason: str
+    draining: bool
+
+
+class Record:
+    def __init__(self, introduction: Introduction, now: float) -> None:
+        self.introduction = introduction
+        self.report = Report(introduction.card.member, 0, 0, Phase.BUILDING)
+        self.heard = now
+        self.connected = True
+        self.fate: Fate | None = None
+        self.reason = ""
+        self.draining = False
+        self.told: object = None
+
+    @property
+    def member(self) -> str:
+        return self.introduction.card.member
+
+    @property
+    def number(self) -> int:
+        return self.report.number
+
+    @property
+    def is_going(self) -> bool:
+        """Wants to leave, or was asked to."""
+        return self.report.leaving or self.draining
+
+    def take(self, report: Report) -> bool:
+        """A newer report; whether it says anything else than the last one."""
+        before = msgspec.structs.replace(self.report, number=0, term=0)
+        self.report = msgspec.structs.replace(report, introduction=None)
+        return msgspec.structs.replace(self.report, number=0, term=0) != before
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def durable(self) -> bytes:
+        return msgspec.msgpack.encode(_Durable(self.introduction, self.fate, self.reason, self.draining))
+
+    @classmethod
+    def restore(cls, value: bytes, now: float) -> Record:
+        durable = msgspec.msgpack.decode(value, type=_Durable)
+        record = cls(durable.introduction, now)
+        record.connected = False
+        record.fate = durable.fate
+        record.reason = durable.reason
+        record.draining = durable.draining
+        return record

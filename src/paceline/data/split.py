@@ -1,0 +1,68 @@
+"""How a global batch is divided among ranks: pure functions of counts and shares.
+
+`split` cuts positions 0..count-1 into consecutive ranges, one a rank, in proportion to integer shares by largest
+remainder (ties go to the lowest rank). The sizes sum to count exactly; if count is the sum of the shares, each rank
+gets exactly its share; a share of 0 gets nothing.
+
+`minimum` keeps ranks from getting too little (a BatchNorm layer raises on one sample): each rank gets at least
+`minimum` or nothing. While the part of a rank would be smaller, one rank stands aside, that with the smallest part
+(of equal ones the smallest share, then the highest rank), and the others divide its part in proportion. If count itself
+is smaller than `minimum`, the rank with the largest share (of equal ones the lowest) gets all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def split(count: int, shares: Sequence[int], minimum: int = 1) -> tuple[range, ...]:
+    """The positions of each rank. The same on every rank that knows the same numbers."""
+    if count < 0:
+        raise ValueError(f"count={count}: there are 0 samples or more to divide")
+    if minimum < 1:
+        raise ValueError(f"minimum={minimum}: a rank that takes part gets 1 sample or more")
+    if any(share < 0 for share in shares):
+        raise ValueError(f"shares={list(shares)}: a share is 0 or more")
+    if count and not sum(shares):
+        raise ValueError(f"shares={list(shares)}: nobody takes any of the {count} samples; give a rank a share")
+    sizes = _sizes(count, shares, minimum)
+    ranges = []
+    start = 0
+    for size in sizes:
+        ranges.append(range(start, start + size))
+        start += size
+    return tuple(ranges)
+
+
+def equal_shares(total: int, n: int) -> tuple[int, ...]:
+    """`total` as `n` shares that differ by at most one, the larger ones first."""
+    if n < 1:
+        raise ValueError(f"n={n}: there must be somebody to take a share")
+    if total < 0:
+        raise ValueError(f"total={total}: shares sum to 0 or more")
+    each, more = divmod(total, n)
+    return tuple(each + (rank < more) for rank in range(n))
+
+
+def _sizes(count: int, shares: Sequence[int], minimum: int) -> list[int]:
+    if count == 0:
+        return [0] * len(shares)
+    remaining = list(shares)
+    while True:
+        sizes = _largest_remainder(count, remaining)
+        small = [rank for rank, size in enumerate(sizes) if remaining[rank] and size < minimum]
+        taking = sum(1 for share in remaining if share)
+        if not small or taking == 1:
+            return sizes
+        # By share among equal sizes, so that the slower machine is the one that rests.
+        aside = min(small, key=lambda rank: (sizes[rank], remaining[rank], -rank))
+        remaining[aside] = 0
+
+
+def _largest_remainder(count: int, shares: Sequence[int]) -> list[int]:
+    total = sum(shares)
+    sizes = [count * share // total for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda rank: (-(count * shares[rank] % total), rank))
+    for rank in by_remainder[: count - sum(sizes)]:
+        sizes[rank] += 1
+    return sizes

@@ -1,0 +1,83 @@
+"""Faults put into the machines on purpose: the simulator must see each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from paceline.control.coordinator import Coordinator
+from paceline.control.member import Apply, Done, Member
+from paceline.control.messages import Phase, Plan, Verdict
+
+
+class Mutation(NamedTuple):
+    name: str
+    member: Callable[[str], Member] = Member
+    coordinator: Callable[..., Coordinator] = Coordinator
+    stages: bool = True
+    remembers: bool = True
+
+
+class _CountsHolders(Member):
+    def _all_hold_offered(self, held: tuple[int, ...]) -> bool:
+        return self._offered is not None and all(held)
+
+
+class _KeepsNoPromise(Member):
+    def _promise(self, fence: int) -> bool:
+        is_news = fence > self.fenced
+        self.fenced = max(fence, self.fenced)
+        return is_news
+
+
+class _SettlesAtOnce(Member):
+    def _apply(self, plan: Plan, operation: int) -> None:
+        super()._apply(plan, operation)
+        self._actions = [
+            action._replace(settled=operation) if isinstance(action, Apply) else action for action in self._actions
+        ]
+
+
+class _LeavesEarly(Member):
+    def _apply(self, plan: Plan, operation: int) -> None:
+        super()._apply(plan, operation)
+        if self.phase is Phase.ENDED:
+            self._end(Verdict.RELEASED, "the end")
+
+
+class _SwitchesAnywhere(Member):
+    def _on_done(self, event: Done) -> None:
+        super()._on_done(event)
+        if self.agreed is not None and self.phase is Phase.ACTIVE:
+            self._switch()
+
+
+class _WaitsForNoPromise(Coordinator):
+    def _recover(self) -> None:
+        for record in self._participants():
+            record.report = msgspec.structs.replace(record.report, fenced=self.standing.fence)
+        super()._recover()
+
+
+class _IgnoresWhoIsAhead(Coordinator):
+    def _recover(self) -> None:
+        super()._recover()
+        current = self.standing.current
+        if current is not None and current.gifts and current.generation == self.standing.fence:
+            self._keep(current=msgspec.structs.replace(current, gifts={}, base=current.base - 1))
+
+
+SOUND = Mutation("sound")
+MUTATIONS = [
+    Mutation("counts the holders of a next plan, not what their slots name", member=_CountsHolders),
+    Mutation("lets state that arrives touch what is there", stages=False),
+    Mutation("promises to leave a generation, and goes on in it", member=_KeepsNoPromise),
+    Mutation("takes what it applied for settled", member=_SettlesAtOnce),
+    Mutation("exits before all have acknowledged the end", member=_LeavesEarly),
+    Mutation("switches where loop bodies have yet to run", member=_SwitchesAnywhere),
+    Mutation("makes a plan before all have promised", coordinator=_WaitsForNoPromise),
+    Mutation("starts from the one behind, not the one ahead", coordinator=_IgnoresWhoIsAhead),
+    Mutation("forgets what it told when it comes back", remembers=False),
+]

@@ -1,0 +1,39 @@
+"""The control machines through thousands of random fault schedules; and that the simulator sees what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.testing.simulation import Violation, World
+from paceline.testing.simulation.mutations import MUTATIONS, Mutation
+
+SCHEDULES = 2_400
+BLOCKS = 8
+MOST_TRIES = 3_000
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_no_schedule_breaks_an_invariant(block: int) -> None:
+    size = SCHEDULES // BLOCKS
+    for seed in range(block * size, (block + 1) * size):
+        World(seed).run()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+def test_the_simulator_sees_a_fault_in_the_machines(mutation: Mutation) -> None:
+    for seed in range(MOST_TRIES):
+        try:
+            World(seed, mutation).run()
+        except Violation as violation:
+            assert f"--seed {seed}" in " ".join(violation.__notes__)
+            return
+    pytest.fail(f"{MOST_TRIES} schedules, and nobody noticed that a machine {mutation.name}")
+
+
+def test_a_seed_replays_the_same_schedule() -> None:
+    ends = set()
+    for _ in range(2):
+        world = World(17)
+        world.run()
+        ends.add((world.now, len(world.workers)))
+    assert len(ends) == 1
