@@ -14,6 +14,7 @@ fails tells those it has met. Either way nothing is left behind.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -62,17 +63,49 @@ class Parts(msgspec.Struct, frozen=True):
         self.health.release()
 
 
+class Cancellation:
+    """Lets another thread end the forming of a group that nobody wants any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._health: Health | None = None
+        self._reason = ""
+
+    def cancel(self, reason: str) -> None:
+        with self._lock:
+            self._reason = reason
+            health = self._health
+        if health is not None:
+            health.fail("aborted", reason, health.rank)
+
+    def watch(self, health: Health) -> None:
+        """This is the group that is being formed."""
+        with self._lock:
+            self._health = health
+            reason = self._reason
+        if reason:
+            health.fail("aborted", reason, health.rank)
+
+
 def room_of(name: str) -> str:
     return f"group {name}"
 
 
 def assemble(
-    endpoint: Endpoint, cards: Sequence[Card], rank: int, name: str, deadline: Deadline, witness: Health | None = None
+    endpoint: Endpoint,
+    cards: Sequence[Card],
+    rank: int,
+    name: str,
+    deadline: Deadline,
+    witness: Health | None = None,
+    cancellation: Cancellation | None = None,
 ) -> Parts:
     """Connect to all others. The `witness` is the health of an older group that knows some of them."""
     check_cards(endpoint, cards, rank)
     former = _Former(endpoint, tuple(cards), rank, name, deadline, witness)
     try:
+        if cancellation is not None:
+            cancellation.watch(former.health)
         return former.assemble()
     except BaseException as error:
         former.give_up(error)
@@ -105,7 +138,7 @@ class _Former:
         self._name = name
         self._deadline = deadline
         self._room = room_of(name)
-        self._health = Health(name, cards, rank)
+        self.health = Health(name, cards, rank)
         self._witness = witness
         self._owned: list[Fd | SharedMemory | Connection] = []
         self._coming: dict[int, Expectation] = {}
@@ -131,18 +164,18 @@ class _Former:
                 with self._blaming(rank):
                     self._hand_over(rank, watch, memory, inboxes)
                 neighbours.append(self._meet(rank, watch, inboxes))
-        local = Neighbourhood(self._health, memory, [neighbour for neighbour in neighbours if neighbour is not None])
+        local = Neighbourhood(self.health, memory, [neighbour for neighbour in neighbours if neighbour is not None])
         return Parts(
             name=self._name,
             endpoint=self._endpoint,
             cards=self._cards,
             rank=self._rank,
-            health=self._health,
+            health=self.health,
             memory=memory,
             arena=Arena(memory, FIXED_BYTES),
             local=local,
-            links=Links(self._health, self._connect),
-            mailbox=Mailbox(self._health, self._connect),
+            links=Links(self.health, self._connect),
+            mailbox=Mailbox(self.health, self._connect),
         )
 
     def _own(self, owned: OwnedT) -> OwnedT:
@@ -156,7 +189,7 @@ class _Former:
         if self._is_neighbour(rank):
             if not watch.is_local:
                 raise HandshakeRefused(
-                    f"{self._health.describe(rank)} claims to be on this host but came over the network"
+                    f"{self.health.describe(rank)} claims to be on this host but came over the network"
                 )
             with contextlib.closing(pidfd_of_self()) as pidfd:
                 send_descriptors(watch, [memory.descriptor, pidfd, inboxes[rank]], self._deadline)
@@ -172,12 +205,12 @@ class _Former:
             neighbour = Neighbour(rank, memory, outgoing=signal, incoming=inboxes[rank])
         watch.waiter = PLAIN  # from here on it is for notes, which the health reads while it waits for other things
         self._met.add(rank)
-        self._health.watch(rank, watch, pidfd)
+        self.health.watch(rank, watch, pidfd)
         return neighbour
 
     def _wait_for_visitors(self) -> list[int]:
         """The ranks, of those to come, that are here now; at least one."""
-        missing = ", ".join(map(self._health.describe, self._coming))
+        missing = ", ".join(map(self.health.describe, self._coming))
         wanted = [(expectation.fileno(), READ) for expectation in self._coming.values()]
         self.wait_any(wanted, self._deadline, missing)
         return [rank for rank, expectation in self._coming.items() if expectation.is_there()]
@@ -188,10 +221,10 @@ class _Former:
             lifelines = {rank: self._lifelines(rank) for rank in range(len(self._cards)) if rank not in self._met}
             for rank, lines in lifelines.items():
                 if any(is_ready(*line) for line in lines):
-                    self._health.lost(rank, "died before it came to the group")
-                    raise self._health.error(deadline.operation)
+                    self.health.lost(rank, "died before it came to the group")
+                    raise self.health.error(deadline.operation)
             lines = [line for lines in lifelines.values() for line in lines]
-            self._health.wait_any([*wanted, *lines], deadline, waited_for)
+            self.health.wait_any([*wanted, *lines], deadline, waited_for)
 
     def _lifelines(self, rank: int) -> list[tuple[int, int]]:
         return self._witness.lifelines(self._cards[rank].member) if self._witness is not None else []
@@ -204,8 +237,8 @@ class _Former:
         except (AddressError, ConnectionLost, HandshakeRefused) as error:
             if isinstance(error, HandshakeRefused) and not isinstance(error.__cause__, ConnectionLost):
                 raise
-            self._health.lost(rank, f"was lost ({error})")
-            raise self._health.error(self._deadline.operation) from error
+            self.health.lost(rank, f"was lost ({error})")
+            raise self.health.error(self._deadline.operation) from error
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -228,33 +261,33 @@ class _Former:
         card = self._cards[rank]
         if (visitor.member, visitor.fingerprint) != (card.member, card.fingerprint):
             connection.close()
-            raise HandshakeRefused(f"{visitor.role} {visitor.member} came in place of {self._health.describe(rank)}")
+            raise HandshakeRefused(f"{visitor.role} {visitor.member} came in place of {self.health.describe(rank)}")
         return connection
 
     def _connect(self, rank: int, kind: str, deadline: Deadline, *, dials: bool) -> Connection:
         """A further connection to a member, when the group needs one."""
         if dials:
             try:
-                return self._dial(rank, kind, self._health, deadline)
+                return self._dial(rank, kind, self.health, deadline)
             except (AddressError, ConnectionLost, HandshakeRefused) as error:
-                raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
+                raise self.health.gone(rank, f"was lost ({error})", deadline.operation) from error
         expectation = self._endpoint.expect(self._purpose(kind, rank))
         while not expectation.is_there():
-            if self._health.has_departed(rank):
-                raise self._health.gone(rank, "left the group", deadline.operation)
-            self._health.wait_any([(expectation.fileno(), READ)], deadline, self._health.describe(rank))
+            if self.health.has_departed(rank):
+                raise self.health.gone(rank, "left the group", deadline.operation)
+            self.health.wait_any([(expectation.fileno(), READ)], deadline, self.health.describe(rank))
         connection = self._checked(rank, *expectation.take())
-        connection.waiter = self._health
+        connection.waiter = self.health
         return connection
 
     def give_up(self, error: BaseException) -> None:
         """Tell those that are here already, and let go of everything."""
-        me = self._health.describe(self._rank)
-        self._health.fail("aborted", f"forming the group failed on {me}: {type(error).__name__}: {error}", self._rank)
-        self._health.close()
+        me = self.health.describe(self._rank)
+        self.health.fail("aborted", f"forming the group failed on {me}: {type(error).__name__}: {error}", self._rank)
+        self.health.close()
         self._endpoint.close_room(self._room)
         for expectation in self._coming.values():
             expectation.close()
         for owned in self._owned:
             owned.close()
-        self._health.release()
+        self.health.release()

@@ -34,7 +34,7 @@ from paceline.collective.arguments import as_flat, flat, flat_all
 from paceline.collective.base import Operation, Path, Sink
 from paceline.collective.choice import CostModel, candidates, possible
 from paceline.collective.direct import Direct
-from paceline.collective.forming import Parts, assemble
+from paceline.collective.forming import Cancellation, Parts, assemble
 from paceline.collective.hierarchical import Hierarchical
 from paceline.collective.lane import Handle
 from paceline.collective.linked import LinkPath
@@ -97,15 +97,17 @@ class Group:
         model: CostModel | None = None,
         ephemeral: bool = False,
         after: Group | None = None,
+        cancellation: Cancellation | None = None,
     ) -> Group:
         """Form a group with the members that the cards name, in that order; all of them call this with the same cards
         and name.
 
         Without a `model` the links are probed for at most a second. An `ephemeral` endpoint is closed with its last
-        group. A group that this one comes `after` tells of members that die before they have come here."""
+        group. A group that this one comes `after` tells of members that die before they have come here. With a
+        `cancellation`, another thread can end the forming: `GroupAborted`."""
         deadline = Deadline(forming_s, f"forming group {name}")
         witness = after._health if after is not None else None
-        parts = assemble(endpoint, cards, rank, name, deadline, witness)
+        parts = assemble(endpoint, cards, rank, name, deadline, witness, cancellation)
         group = cls(parts, timeout_s=timeout_s, ephemeral=ephemeral)
         try:
             group.barrier(timeout_s=max(0.001, deadline.remaining_s()))

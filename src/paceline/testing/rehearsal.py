@@ -1,0 +1,269 @@
+"""A real run in real processes, for tests and benchmarks: a coordinator, and workers that run a function.
+
+    with Rehearsal(train, workers=3, folder=tmp_path) as run:
+        run.wait_for(lambda: run.steps() > 5)
+        run.kill(1)                              # or stop, resume, terminate; kill_coordinator
+        run.add()                                # one more worker
+        results = run.finish()                   # by worker: what the function returned, or a `Died`
+
+It does what an agent does, in the test's own process: it sees deaths, reports them, kills whom it is told to, and
+starts a coordinator that died again. Workers are forked from a server that has imported torch already.
+
+Invariant: after `close` no process of the run is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from paceline.control import config as configs
+from paceline.control import ticket as tickets
+from paceline.control.client import AgentClient, command
+from paceline.control.config import Config
+from paceline.control.coordinator import Settings
+from paceline.control.messages import AgentDirective, Vitals
+from paceline.control.reader import RunReader
+from paceline.control.ticket import Ticket
+from paceline.wire.card import this_host
+from paceline.wire.deadline import Deadline
+from paceline.wire.handshake import Credentials
+from paceline.wire.identity import Identity
+
+_PRELOAD = ["torch", "torch._dynamo", "paceline.train.session", "paceline.testing.rehearsal"]
+_PATIENCE_S = 60.0
+
+
+class Died(NamedTuple):
+    """A worker that did not return: its exit code, and its traceback if it raised."""
+
+    code: int | None
+    error: str = ""
+
+
+class Worker:
+    def __init__(self, process: Any, pipe: Connection) -> None:
+        self.process = process
+        self.pipe = pipe
+        self.pid: int = process.pid
+        self.said: list[Any] = []
+        self.result: Any = None
+        self.has_result = False
+
+
+class Rehearsal:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        workers: int,
+        folder: Path,
+        settings: Settings | None = None,
+        name: str = "rehearsal",
+    ) -> None:
+        self._function = function
+        self._arguments = arguments
+        self.folder = folder
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOAD)
+        self._identity = Identity()
+        self._config = Config.new(
+            run=name, folder=folder, settings=settings or Settings(wanted=workers, fewest=1), port=0
+        )
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._exits: dict[int, str] = {}
+        self.workers: list[Worker] = []
+        self.coordinator = configs.launch(self._config)
+        self.ticket = self._find_ticket()
+        mine = Credentials(self._identity, self.ticket.secret, "agent")
+        self._client = AgentClient(self.ticket, mine, self._obey)
+        self._watcher = threading.Thread(target=self._watch, name="rehearsal", daemon=True)
+        self._watcher.start()
+        for _ in range(workers):
+            self.add()
+
+    def _find_ticket(self) -> Ticket:
+        path = self.folder / tickets.ACCESS_FILE
+        self.wait_for(lambda: path.exists())
+        access = msgspec.json.decode(path.read_bytes(), type=tickets.Access)
+        return msgspec.structs.replace(access.ticket, agent=self._identity.member, host=this_host())
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def add(self) -> Worker:
+        """One more worker."""
+        ours, theirs = self._context.Pipe()
+        arguments = (theirs, msgspec.json.encode(self.ticket), self._function, self._arguments, len(self.workers))
+        process = self._context.Process(target=_work, args=arguments)
+        process.start()
+        theirs.close()
+        worker = Worker(process, ours)
+        with self._lock:
+            self.workers.append(worker)
+        self._report()
+        return worker
+
+    def kill(self, number: int) -> None:
+        os.kill(self.workers[number].pid, signal.SIGKILL)
+
+    def stop(self, number: int) -> None:
+        os.kill(self.workers[number].pid, signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.workers[number].pid, signal.SIGCONT)
+
+    def terminate(self, number: int) -> None:
+        os.kill(self.workers[number].pid, signal.SIGTERM)
+
+    def kill_coordinator(self) -> None:
+        self.coordinator.kill()
+        self.coordinator.wait()
+
+    def start_coordinator(self) -> None:
+        self.coordinator = configs.launch(self._config)
+
+    def ask(self, operation: str, arguments: Any = None) -> Any:
+        return command(self.ticket, operation, arguments, answer_type=Any, deadline=Deadline(10.0, operation))
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def reader(self) -> RunReader:
+        return RunReader(self.folder)
+
+    def said(self, number: int) -> list[Any]:
+        """What a worker has said so far."""
+        with self._lock:
+            self._collect(self.workers[number])
+            return list(self.workers[number].said)
+
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float = _PATIENCE_S) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {timeout_s} s in vain; {self.describe()}")
+            time.sleep(0.005)
+        return found
+
+    def wait_said(self, number: int, count: int, timeout_s: float = _PATIENCE_S) -> None:
+        self.wait_for(lambda: len(self.said(number)) >= count or self.workers[number].has_result, timeout_s)
+
+    def describe(self) -> str:
+        return "; ".join(
+            f"worker {number}: pid {worker.pid} exit {worker.process.exitcode} said {worker.said[-1:]}"
+            for number, worker in enumerate(self.workers)
+        )
+
+    def finish(self, numbers: Sequence[int] | None = None, timeout_s: float = _PATIENCE_S) -> list[Any]:
+        """What the workers returned; a `Died` for each that did not."""
+        chosen = range(len(self.workers)) if numbers is None else numbers
+        self.wait_for(lambda: all(self._is_done(self.workers[number]) for number in chosen), timeout_s)
+        return [self._result_of(self.workers[number]) for number in chosen]
+
+    def _is_done(self, worker: Worker) -> bool:
+        with self._lock:
+            self._collect(worker)
+            return worker.process.exitcode is not None
+
+    def _result_of(self, worker: Worker) -> Any:
+        self._collect(worker)
+        return worker.result if worker.has_result else Died(worker.process.exitcode)
+
+    def _collect(self, worker: Worker) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while worker.pipe.poll():
+                kind, value = worker.pipe.recv()
+                if kind == "said":
+                    worker.said.append(value)
+                else:
+                    worker.result, worker.has_result = value, True
+
+    # -- the agent's part --------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            with self._lock:
+                living = [worker for worker in self.workers if worker.pid not in self._exits]
+            wait([worker.process.sentinel for worker in living], timeout=0.05)
+            ended = [worker for worker in living if worker.process.exitcode is not None]
+            for worker in ended:
+                code = worker.process.exitcode
+                self._exits[worker.pid] = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+            self._report()
+
+    def _report(self) -> None:
+        with self._lock:
+            living = {
+                worker.pid: Vitals(_state(worker.pid), False)
+                for worker in self.workers
+                if worker.pid not in self._exits
+            }
+            self._client.update(living, dict(self._exits), exhausted=False)
+
+    def _obey(self, directive: AgentDirective) -> None:
+        for pid in directive.kill:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._closing.set()
+        self._watcher.join()
+        self._client.close(0.5)
+        for worker in self.workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+            worker.process.close()
+        self.coordinator.kill()
+        self.coordinator.wait()
+
+    def __enter__(self) -> Rehearsal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_mouth: list[Connection] = []
+
+
+def say(value: Any) -> None:
+    """Tell the test something from inside a worker."""
+    _mouth[0].send(("said", value))
+
+
+def _work(
+    pipe: Connection, ticket: bytes, function: Callable[..., Any], arguments: tuple[Any, ...], number: int
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    _mouth[:] = [pipe]
+    descriptor = tickets.hand_over(msgspec.json.decode(ticket, type=Ticket))
+    os.environ[tickets.VARIABLE] = str(descriptor)
+    try:
+        result = function(*arguments)
+    except Exception:
+        result = Died(1, traceback.format_exc())
+    pipe.send(("result", result))
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

@@ -1,0 +1,106 @@
+"""This worker's part of each global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from paceline.control.messages import Plan
+from paceline.data.cursor import Cursor, batch_size, num_steps
+from paceline.data.loader import Loader, LoaderOptions
+from paceline.data.order import Order, Orders
+from paceline.data.split import split
+from paceline.data.window import Work
+
+
+class Batch(NamedTuple):
+    """A part of a global batch, collated. `value` is None where it has no samples."""
+
+    work: Work
+    value: Any
+    samples: int
+    total: int
+
+
+class Batches:
+    """`min_share` keeps workers from getting a single sample where the model cannot take one."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        seed: int,
+        shuffle: bool,
+        order: Order | None,
+        options: LoaderOptions,
+        min_share: int,
+    ) -> None:
+        self._loader = Loader(dataset, seed=seed, options=options)
+        self.length = self._loader.length
+        if type(global_batch) is not int or not 1 <= global_batch <= self.length:
+            raise ValueError(
+                f"global_batch={global_batch} must be from 1 to the {self.length} samples of the data; "
+                "it is the number of samples of one step over all workers"
+            )
+        self.global_batch = global_batch
+        self._min_share = min_share
+        self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order)
+        self.num_steps = num_steps(self.length, global_batch)
+
+    def fetch(self, plan: Plan, rank: int, operation: int, cursor: Cursor) -> Batch:
+        """The part of a rank in the global batch at the cursor; those that follow are collated meanwhile."""
+        work = self._work(plan, rank, operation, cursor)
+        assert work is not None
+
+        def following(ahead: int) -> Work | None:
+            position = cursor.position + ahead * self.global_batch
+            if position < self.length:
+                return self._work(plan, rank, operation + ahead, Cursor(cursor.epoch, position))
+            # The next epoch begins where this one ends; operations between them are not known here, and a tag that is
+            # off is found out by the content of the work.
+            into_next = (position - self.num_steps * self.global_batch) // self.global_batch
+            if into_next >= self.num_steps:
+                return None
+            return self._work(plan, rank, operation + ahead, Cursor(cursor.epoch + 1, into_next * self.global_batch))
+
+        value = self._loader.fetch(work, following)
+        return Batch(work, value, len(work.indices), self.total(cursor))
+
+    def total(self, cursor: Cursor) -> int:
+        return batch_size(cursor.position, self.global_batch, self.length)
+
+    def _work(self, plan: Plan, rank: int, operation: int, cursor: Cursor) -> Work | None:
+        total = self.total(cursor)
+        part = split(total, [seat.share for seat in plan.seats], self._min_share)[rank]
+        indices = self._orders.slice(cursor.epoch, cursor.position + part.start, cursor.position + part.stop)
+        # Tagged by position, not by operation: how many operations lie between two steps is the user's affair.
+        return Work(
+            (plan.generation, cursor.epoch * self.num_steps + cursor.position // self.global_batch),
+            cursor.epoch,
+            indices,
+        )
+
+    def walk(self, plan: Plan, rank: int) -> Iterator[tuple[Any, int]]:
+        """All of a rank's part of one pass over the data in consecutive pieces, with their numbers of samples."""
+        part = split(self.length, [seat.share for seat in plan.seats])[rank]
+        starts = range(part.start, part.stop, self.global_batch)
+
+        def work(number: int) -> Work | None:
+            if number >= len(starts):
+                return None
+            stop = min(starts[number] + self.global_batch, part.stop)
+            return Work((plan.generation, number), 0, self._orders.slice(0, starts[number], stop))
+
+        for number in range(len(starts)):
+            wanted = work(number)
+            assert wanted is not None
+            yield self._loader.fetch(wanted, partial(_ahead, work, number)), len(wanted.indices)
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+def _ahead(work: Callable[[int], Work | None], number: int, ahead: int) -> Work | None:
+    return work(number + ahead)

@@ -1,0 +1,49 @@
+"""What a session counts: where it stands in the data, what it has decided, and results that newcomers need."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from paceline.data.cursor import Cursor
+
+Mode = Literal["min", "max"]
+
+
+class Book(msgspec.Struct):
+    """The same on all workers after the same operation. `outside` are results of operations between the loops over
+    epochs: a worker that starts later runs the script from its top, and gets these where the others computed them."""
+
+    cursor: Cursor = Cursor(0, 0)
+    steps: int = 0
+    skipped: int = 0
+    loss: float = math.nan
+    best: float | None = None
+    num_worse: int = 0
+    outside: list[Any] = []
+
+    def to_tree(self) -> dict[str, Any]:
+        tree = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {**tree, "cursor": (self.cursor.epoch, self.cursor.position), "outside": list(self.outside)}
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Book:
+        return cls(**{**tree, "cursor": Cursor(*tree["cursor"])})
+
+    def judge(self, score: float, mode: Mode, min_delta: float) -> bool:
+        """Whether a score is the best so far; counts those that are not."""
+        if math.isnan(score):
+            is_better = False
+        elif self.best is None:
+            is_better = True
+        else:
+            gain = self.best - score if mode == "min" else score - self.best
+            is_better = gain > min_delta
+        if is_better:
+            self.best = score
+            self.num_worse = 0
+        else:
+            self.num_worse += 1
+        return is_better

@@ -1,0 +1,110 @@
+"""How the process of a session becomes a member: of the run that started it, or of a run of one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+import paceline
+from paceline.control import ticket as tickets
+from paceline.control.client import MemberClient
+from paceline.control.member import Member
+from paceline.control.messages import Introduction
+from paceline.control.ticket import Ticket
+from paceline.train.groups import Groups
+from paceline.train.membership import Client, Ledger, Membership
+from paceline.train.solo import Solo, own_card
+from paceline.wire.card import Card, this_host
+from paceline.wire.endpoint import Endpoint
+from paceline.wire.handshake import Credentials
+from paceline.wire.identity import Identity, new_member_id
+
+
+class Joined(NamedTuple):
+    """What there is when a process belongs to a run."""
+
+    run: str
+    member: str
+    card: Card
+    agent: str
+    client: Client
+    groups: Groups
+    membership: Membership
+    endpoint: Endpoint | None
+
+    def close(self, flush_s: float) -> None:
+        self.membership.close()
+        self.groups.close()
+        self.client.close(flush_s)
+        if self.endpoint is not None:
+            self.endpoint.close()
+
+
+def find_ticket() -> Ticket | None:
+    return tickets.inherited()
+
+
+def join(ticket: Ticket | None, base: int, ledger: Ledger, on_orphaned: Callable[[], None]) -> Joined:
+    """Connect to the run, or make one."""
+    if ticket is None:
+        return _alone(base, ledger)
+    identity = Identity()
+    credentials = Credentials(identity, ticket.secret, "worker")
+    endpoint = Endpoint(credentials, host=_own_address(ticket), tls=ticket.tls)
+    machine = Member(identity.member)
+    membership = Membership(machine, ticket.run)
+    client = MemberClient(ticket, machine, credentials, membership.act, on_orphaned=on_orphaned)
+    groups = Groups(ticket.run, identity.member, endpoint, client.post)
+    membership.connect(client, groups, ledger)
+    card = Card.of(endpoint)
+    return Joined(ticket.run, identity.member, card, ticket.agent, client, groups, membership, endpoint)
+
+
+def _alone(base: int, ledger: Ledger) -> Joined:
+    member = new_member_id()
+    machine = Member(member)
+    membership = Membership(machine, "alone")
+    card = own_card(member)
+    client = Solo(machine, card, base, membership.act)
+    groups = Groups("alone", member, None, client.post)
+    membership.connect(client, groups, ledger)
+    return Joined("alone", member, card, "", client, groups, membership, None)
+
+
+def _own_address(ticket: Ticket) -> str:
+    """The address at which other members can reach this one: that from which it reaches the coordinator."""
+    if ticket.host == this_host():
+        return ticket.address[0]
+    family = socket.AF_INET6 if ":" in ticket.address[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(ticket.address)
+        return str(probe.getsockname()[0])
+
+
+def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module, checkpoint: int) -> Introduction:
+    """Who this worker is, and what must be alike on all."""
+    parameters = tuple(
+        f"{name} {str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+        for name, parameter in model.named_parameters()
+    )
+    versions = {"the version of torch": str(torch.__version__), "the version of Paceline": paceline.__version__}
+    return Introduction(
+        card=joined.card,
+        pid=os.getpid(),
+        host=platform.node(),
+        agent=joined.agent,
+        facts={**versions, **facts},
+        parameters=parameters,
+        checkpoint=checkpoint,
+    )
+
+
+def folder_of(ticket: Ticket | None) -> Path | None:
+    return Path(ticket.folder) / "checkpoints" if ticket is not None else None

@@ -1,0 +1,317 @@
+"""The training thread's side of membership: what to work on, with whom, and what to do when that fails.
+
+The `Member` machine decides; this carries out. Actions that touch the model (found, give, take, swap) and the work
+itself wait in a queue for the training thread, which does them whenever it asks for its next operation. Groups are
+formed and ended on other threads as soon as the machine says so.
+
+    operate(kind, attempt)      does one operation with whoever is there, as often as it takes, and returns its outcome
+
+An attempt that fails because a member was lost is tried again in the next plan. The outcome counts when the machine
+accepts it; if the others were faster, it comes from one of them (`Ledger.catch`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from paceline.collective import Group
+from paceline.control.member import (
+    Action,
+    Apply,
+    Begin,
+    Broke,
+    Caught,
+    Done,
+    Drop,
+    Event,
+    Exit,
+    Form,
+    Found,
+    Give,
+    Kind,
+    Member,
+    Staged,
+    Swap,
+    Take,
+    Work,
+)
+from paceline.control.messages import Phase, Plan, Verdict
+from paceline.control.progress import ProgressKeeper
+from paceline.errors import GroupError, Mismatch, PacelineError, PeerLost, WireError
+from paceline.train import transfer
+from paceline.train.errors import Evicted, Orphaned, Refused, RunFailed
+from paceline.train.groups import Groups
+
+logger = logging.getLogger("paceline.train")
+
+COORDINATOR_S = 120.0  # how long a member whose group broke waits for a coordinator that is not heard
+_LOOK_S = 1.0
+_BRIEFLY_S = 0.005
+
+Answer = TypeVar("Answer")
+
+
+class Client(Protocol):
+    """Runs the machine: `MemberClient`, or `Solo` for a run of one."""
+
+    progress: ProgressKeeper
+
+    def post(self, event: Event) -> None: ...
+
+    def look(self, question: Callable[[Member], Answer]) -> Answer: ...
+
+    def unheard_s(self) -> float: ...
+
+    def close(self, flush_s: float = ...) -> None: ...
+
+
+class Ledger(Protocol):
+    """What the session lets happen to the training state; called on the training thread only."""
+
+    def found(self, base: int) -> None:
+        """Make the state that the run starts from."""
+
+    def gift(self, whole: bool) -> Any:
+        """The whole state, or what the last operation changed and came to; as a tree."""
+
+    def swap(self, state: Any) -> None:
+        """Become this state."""
+
+    def catch(self, operation: int, result: Any) -> Any:
+        """Apply another's result of an operation; returns the outcome."""
+
+    def stopping_in(self, result: Any) -> bool:
+        """Whether the end was agreed in that operation."""
+
+
+class Place(NamedTuple):
+    """Where an attempt happens."""
+
+    plan: Plan
+    rank: int
+    group: Group | None
+    operation: int
+    kind: Kind
+
+    @property
+    def size(self) -> int:
+        return len(self.plan.seats)
+
+
+class Outcome(NamedTuple):
+    """What an attempt came to: the header's rows as the machine needs them, and what to do when it counts."""
+
+    held: tuple[int, ...]
+    stopping: bool
+    commit: Callable[[], Any]
+
+
+class Interrupted(GroupError):
+    """The plan that an attempt was made in is over."""
+
+
+class Membership:
+    def __init__(self, machine: Member, run: str) -> None:
+        self._machine = machine
+        self._run = run
+        self._queue: queue.SimpleQueue[Action] = queue.SimpleQueue()
+        self._place: Place | None = None
+        self._gift: Any = None
+        self._has_state = False  # as of what the training thread has done
+        self._givers: list[threading.Thread] = []
+        self.operation = 0  # the one under way, for the watchdog and for errors
+        self.since = time.monotonic()
+
+    def connect(self, client: Client, groups: Groups, ledger: Ledger) -> None:
+        self._client = client
+        self._groups = groups
+        self._ledger = ledger
+
+    def act(self, action: Action) -> None:
+        """What the machine wants done; from any thread."""
+        if isinstance(action, Form):
+            self._groups.form(action.plan)
+        elif isinstance(action, Drop):
+            self._groups.drop(action.below)
+        elif not isinstance(action, Apply):  # what was applied is read from the machine by who posted the event
+            self._queue.put(action)
+
+    # -- what an attempt looks at ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise if the attempt under way is in vain. Cheap: it is called very often."""
+        place = self._place
+        if place is not None and self._machine.plan is not place.plan:
+            raise Interrupted(f"generation {place.plan.generation} is over")
+
+    def offer(self) -> int:
+        return self._client.look(Member.offer)
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def wait_for_state(self) -> None:
+        """Return when this member has the training state: made, or received."""
+        while not self._has_state:
+            self._next_action(_LOOK_S)
+
+    def wait_for_plan(self) -> Plan:
+        """The plan that this member works in; between two of them, the next one."""
+        while (plan := self._client.look(lambda machine: machine.plan)) is None:
+            self._next_action(_BRIEFLY_S)
+        return plan
+
+    def operate(self, kind: Kind, attempt: Callable[[Place], Outcome]) -> Any:
+        """Do an operation until it counts."""
+        self._client.post(Begin(kind))
+        while True:
+            action = self._next_action(_LOOK_S)
+            if isinstance(action, _Caught):
+                return action.outcome
+            if not isinstance(action, Work):
+                continue
+            outcome = self._try(action, attempt)
+            if outcome is None:
+                continue
+            event = Done(action.plan.generation, action.operation, outcome.held, outcome.stopping)
+            self._client.post(event)
+            if self._client.look(lambda machine: machine.applied) == action.operation:
+                return outcome.commit()
+
+    def _try(self, work: Work, attempt: Callable[[Place], Outcome]) -> Outcome | None:
+        plan = work.plan
+        if self._client.look(lambda machine: machine.plan) is not plan:
+            return None
+        group = self._groups.get(plan.generation)
+        if group is None and len(plan.seats) > 1:
+            return None  # dropped just now
+        self.operation = work.operation
+        self.since = time.monotonic()
+        self._place = Place(plan, plan.rank_of(self._machine.name), group, work.operation, work.kind)
+        self._groups.enter(plan.generation)
+        try:
+            return attempt(self._place)
+        except Mismatch:
+            raise
+        except (GroupError, WireError) as error:
+            logger.debug("operation %d in generation %d: %s", work.operation, plan.generation, error)
+            suspects = (error.member,) if isinstance(error, PeerLost) else ()
+            self._client.post(Broke(plan.generation, suspects))
+            return None
+        finally:
+            self._place = None
+            self._groups.leave()
+
+    def _next_action(self, wait_s: float) -> Action | _Caught | None:
+        """Carry out what is in the queue, one at a time; work, and what was caught up with, is for the caller."""
+        try:
+            action = self._queue.get(timeout=wait_s)
+        except queue.Empty:
+            self._look_after()
+            return None
+        if isinstance(action, Found):
+            self._ledger.found(action.base)
+            self._has_state = True
+        elif isinstance(action, Give):
+            self._give(action)
+        elif isinstance(action, Take):
+            return self._take(action)
+        elif isinstance(action, Swap):
+            self._ledger.swap(self._gift)
+            self._gift = None
+            self._has_state = True
+        elif isinstance(action, Exit):
+            self._leave(action)
+        return action
+
+    def _look_after(self) -> None:
+        """Nothing to do for a while: is there still somebody who could tell us what?"""
+        unheard_s = self._client.unheard_s()
+        if unheard_s > COORDINATOR_S:
+            raise Orphaned(
+                f"operation {self.operation + 1} waits for a plan, but the coordinator has not been heard of for "
+                f"{unheard_s:.0f} s; look at its log, and start the run again with --resume"
+            )
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def _give(self, action: Give) -> None:
+        """Send in the background: what is sent does not change before the receiver has it, because the next operation
+        needs the receiver."""
+        group = self._groups.get(action.plan.generation)
+        if group is None:
+            return
+        value = self._ledger.gift(action.whole)
+        rank = action.plan.rank_of(action.to)
+
+        def send() -> None:
+            # If it fails, the receiver sees the group fail too, and says so.
+            with contextlib.suppress(PacelineError):
+                transfer.send(group, rank, value)
+
+        self._givers = [thread for thread in self._givers if thread.is_alive()]
+        giver = threading.Thread(target=send, name="paceline-giver", daemon=True)
+        self._givers.append(giver)
+        giver.start()
+
+    def _take(self, action: Take) -> _Caught | None:
+        plan = action.plan
+        group = self._groups.get(plan.generation)
+        if group is None:
+            return None
+        self._groups.enter(plan.generation)
+        try:
+            self._gift = transfer.receive(group, plan.rank_of(action.source))
+        except (GroupError, WireError) as error:
+            suspects = (error.member,) if isinstance(error, PeerLost) else ()
+            self._client.post(Broke(plan.generation, suspects))
+            return None
+        finally:
+            self._groups.leave()
+        if action.whole:
+            self._client.post(Staged(plan.generation, self._gift["applied"]))
+            return None
+        gift, self._gift = self._gift, None
+        operation = plan.base
+        self._client.post(Caught(plan.generation, operation, self._ledger.stopping_in(gift)))
+        if self._client.look(lambda machine: machine.applied) != operation:
+            return None
+        return _Caught(self._ledger.catch(operation, gift))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def wait_for_release(self) -> str:
+        """Wait, after the end, until all have acknowledged it; the coordinator's reason."""
+        while True:
+            try:
+                self._next_action(_LOOK_S)
+            except Released as released:
+                return released.reason
+
+    def _leave(self, action: Exit) -> None:
+        if action.verdict is Verdict.RELEASED:
+            raise Released(action.reason, self._client.look(lambda machine: machine.phase))
+        errors = {Verdict.REFUSED: Refused, Verdict.FAILED: RunFailed}
+        raise errors.get(action.verdict, Evicted)(action.reason)
+
+    def close(self) -> None:
+        for giver in self._givers:
+            giver.join(5.0)
+
+
+class Released(PacelineError):
+    """This member may go. `phase` says what it was doing."""
+
+    def __init__(self, reason: str, phase: Phase) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.phase = phase
+
+
+class _Caught(NamedTuple):
+    outcome: Any

@@ -1,0 +1,128 @@
+"""When checkpoints are taken, and by whom: the main worker, at a clean point, published when the step is settled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.checkpoint import Contents, Keeper, newest_good
+from paceline.checkpoint.files import set_aside
+from paceline.control.messages import NOTHING
+
+
+WRITING_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Where and how often. `folder` is by default the run's; alone there is none unless given. The newest one is
+    started from where `resume` says so, or when the run has lost all of its workers."""
+
+    folder: str | Path | None = None
+    every_s: float | None = 60.0
+    every_steps: int | None = None
+    keep_last: int = 3
+    keep_best: int = 1
+    mode: Literal["min", "max"] = "min"
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every_s is not None and self.every_s < 0:
+            raise ValueError(f"every_s={self.every_s}: give seconds, or None")
+        if self.every_steps is not None and self.every_steps < 1:
+            raise ValueError(f"every_steps={self.every_steps}: give 1 or more, or None")
+
+
+class Saver:
+    """A keeper that is made when this worker is main for the first time."""
+
+    def __init__(self, settings: Checkpoints, folder: Path | None, on_event: Callable[[str, str], None]) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._on_event = on_event
+        self._keeper: Keeper | None = None
+        self._last_time = time.monotonic()
+        self._last_operation = NOTHING
+        self._best: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._folder is not None
+
+    def newest(self) -> Contents | None:
+        """The newest checkpoint that is intact; bad ones are reported and put aside."""
+        if self._folder is None or not self._folder.is_dir():
+            return None
+        contents, skipped = newest_good(self._folder)
+        for path, reason in skipped:
+            self._on_event("skipped checkpoint", f"{path.name}: {reason}")
+            set_aside(path)
+        return contents
+
+    def mark_best(self, score: float) -> None:
+        """The model as it is now has the best score so far: keep it at the next clean point."""
+        self._best = score
+
+    def is_due(self, steps: int) -> bool:
+        if self._folder is None:
+            return False
+        every_s, every_steps = self._settings.every_s, self._settings.every_steps
+        by_time = every_s is not None and time.monotonic() - self._last_time >= every_s
+        return self._best is not None or by_time or (every_steps is not None and steps % every_steps == 0 and steps > 0)
+
+    def take(self, contents: Contents, *, wait: bool = False) -> None:
+        """Snapshot the state of a clean point."""
+        if self._folder is None or contents.operation == self._last_operation:
+            return
+        if self._keeper is None:
+            settings = self._settings
+            self._keeper = Keeper(
+                self._folder,
+                keep_last=settings.keep_last,
+                keep_best=settings.keep_best,
+                mode=settings.mode,
+                on_event=self._on_event,
+            )
+        best, self._best = self._best, None
+        self._last_time = time.monotonic()
+        pending = self._keeper.take(contents, wait=wait or best is not None)
+        if pending is not None:
+            self._last_operation = contents.operation
+            if best is not None:
+                self._keeper.score(contents.operation, best)
+            if wait:
+                pending.wait_written(WRITING_S)
+
+    def settle(self, operation: int) -> None:
+        if self._keeper is not None:
+            self._keeper.settle(operation)
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+
+
+def contents_of(run: str, operation: int, cursor: tuple[int, int], tree: dict[str, Any], plan: Any) -> Contents:
+    """A checkpoint of a state as `Ledger.gift` gives it."""
+    return Contents(
+        run=run,
+        operation=operation,
+        epoch=cursor[0],
+        position=cursor[1],
+        model=tree["update"]["model"],
+        state={"optimizers": tree["update"]["optimizers"], "body": tree["body"], "book": tree["book"]},
+        plan=plan,
+    )
+
+
+def tree_of(contents: Contents) -> dict[str, Any]:
+    """The inverse of `contents_of`."""
+    return {
+        "applied": contents.operation,
+        "update": {"model": dict(contents.model), "optimizers": contents.state["optimizers"]},
+        "body": contents.state["body"],
+        "book": contents.state["book"],
+    }

@@ -1,0 +1,64 @@
+"""The training state of a worker: what an update changes, and what the loop body changes.
+
+An *update* changes the weights, the buffers and what the optimizers keep for each parameter. The *body* of the user's
+loop changes the rest: learning rates, schedules, averages, the user's own values. A newcomer needs both. Who is one
+operation behind needs the first only: its own body will run for that operation when it has caught up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A schedule, an average of weights, a scaler: whatever must survive and reach newcomers."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+class TrainingState:
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: Sequence[Stateful]
+    ) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._others = others
+        self.user: dict[str, Any] = {}
+
+    def of_update(self) -> dict[str, Any]:
+        """Live tensors but for buffers, which a forward pass may change while the others are being sent."""
+        live = self._model.state_dict()
+        buffers = {name for name, _ in self._model.named_buffers(remove_duplicate=False)}
+        model = {
+            name: value.detach().clone() if name in buffers and isinstance(value, torch.Tensor) else value
+            for name, value in live.items()
+        }
+        return {"model": model, "optimizers": [optimizer.state_dict()["state"] for optimizer in self._optimizers]}
+
+    def of_body(self) -> dict[str, Any]:
+        return {
+            "groups": [optimizer.state_dict()["param_groups"] for optimizer in self._optimizers],
+            "others": [other.state_dict() for other in self._others],
+            "user": dict(self.user),
+        }
+
+    def load_update(self, part: dict[str, Any], groups: Sequence[Any] | None = None) -> None:
+        """Become what an update made; learning rates and the like stay as they are unless given."""
+        self._model.load_state_dict(part["model"])
+        for number, (optimizer, state) in enumerate(zip(self._optimizers, part["optimizers"], strict=True)):
+            own = optimizer.state_dict()["param_groups"] if groups is None else groups[number]
+            optimizer.load_state_dict({"state": state, "param_groups": own})
+
+    def load(self, update: dict[str, Any], body: dict[str, Any]) -> None:
+        self.load_update(update, body["groups"])
+        for other, state in zip(self._others, body["others"], strict=True):
+            other.load_state_dict(state)
+        self.user.clear()
+        self.user.update(body["user"])
