@@ -1,5 +1,7 @@
 """Paceline trains one PyTorch model on whatever machines there are. See README.md."""
 
+from typing import TYPE_CHECKING, Any
+
 from paceline.errors import (
     AddressError,
     CallFailed,
@@ -17,21 +19,56 @@ from paceline.errors import (
     WireError,
 )
 
+if TYPE_CHECKING:
+    from paceline.train import (
+        Checkpoints,
+        Every,
+        Evicted,
+        LoaderOptions,
+        NonFiniteGradient,
+        Orphaned,
+        Refused,
+        RunFailed,
+        Session,
+        Total,
+        TrainingError,
+    )
+
 __version__ = "0.1.0"
 
 __all__ = [
     "AddressError",
     "CallFailed",
+    "Checkpoints",
     "ConnectionLost",
     "DeadlineExceeded",
+    "Every",
+    "Evicted",
     "GroupAborted",
     "GroupClosed",
     "GroupError",
     "HandshakeRefused",
+    "LoaderOptions",
     "Mismatch",
+    "NonFiniteGradient",
+    "Orphaned",
     "OutOfSharedMemory",
     "PacelineError",
     "PeerLost",
     "ProtocolError",
+    "Refused",
+    "RunFailed",
+    "Session",
+    "Total",
+    "TrainingError",
     "WireError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Training needs torch, whose import takes a second; commands that do without are spared it."""
+    if name in __all__:
+        import paceline.train
+
+        return getattr(paceline.train, name)
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")

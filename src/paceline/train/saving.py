@@ -12,7 +12,6 @@ from paceline.checkpoint import Contents, Keeper, newest_good
 from paceline.checkpoint.files import set_aside
 from paceline.control.messages import NOTHING
 
-
 WRITING_S = 300.0
 
 
