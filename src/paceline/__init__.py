@@ -1,6 +1,6 @@
 """Paceline trains one PyTorch model on whatever machines there are. See README.md."""
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from paceline.errors import (
     AddressError,
@@ -19,7 +19,7 @@ from paceline.errors import (
     WireError,
 )
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from paceline.train import (
         Checkpoints,
         Every,
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """Training needs torch, whose import takes a second; commands that do without are spared it."""
     if name in __all__:
         import paceline.train
