@@ -257,7 +257,9 @@ class Coordinator:
             self._keep(fence=self.standing.newest + 1)
         if self.standing.fence > self.standing.newest and self.standing.current is not None:
             self._recover()
-        if self.standing.current is None:
+        if self.standing.over:
+            self._release_all()
+        elif self.standing.current is None:
             self._gather()
         elif self.standing.fence <= self.standing.newest:
             self._run()
@@ -352,6 +354,10 @@ class Coordinator:
             return
         holders = [record for record in survivors if record.report.applied > NOTHING]
         if not holders:
+            plan = self.standing.current
+            if plan is not None and all(self.records[name].fate is Fate.FAILED for name in plan.members):
+                self.fail(self._root_cause())  # it would fail again
+                return
             reached = max((record.report.applied for record in self.records.values()), default=NOTHING)
             self._keep(current=None, pending=None, reached=max(reached, self.standing.reached))
             self._note("lost", None, "nobody that lives holds the training state; the newest checkpoint has it")
@@ -528,12 +534,15 @@ class Coordinator:
 
     def _root_cause(self) -> str:
         """Why the run failed: what the first member that failed said, else how the last one died."""
-        causes = [record.reason for record in self.records.values() if record.fate is Fate.FAILED]
-        deaths = [f"member {record.member}: {record.reason}" for record in self.records.values() if record.reason]
+        failed = [record for record in self.records.values() if record.fate is Fate.FAILED]
+        if failed:
+            first = failed[0]
+            return f"{first.describe()} raised in operation {first.report.applied + 1}:\n{first.reason}"
+        gone = [record for record in self.records.values() if record.reason]
+        if gone:
+            return f"{gone[-1].describe()}: {gone[-1].reason}"
         exits = [exit_ for agent in self._agents.values() for exit_ in agent.exits.values()]
-        return (
-            causes or deaths[-1:] or [f"no member came up; the last process {exits[-1]}" if exits else "no member"]
-        )[0]
+        return f"no worker came up; the last process {exits[-1]}" if exits else "there are no workers"
 
     def _release_idle(self) -> None:
         """Let go who has left, and who wants to go and has no seat."""

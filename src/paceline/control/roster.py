@@ -50,6 +50,10 @@ class Record:
         """Wants to leave, or was asked to."""
         return self.report.leaving or self.draining
 
+    def describe(self) -> str:
+        who = self.introduction
+        return f"{who.card.role} {self.member} (process {who.pid} on {who.host})"
+
     def take(self, report: Report) -> bool:
         """A newer report; whether it says anything else than the last one."""
         before = msgspec.structs.replace(self.report, number=0, term=0)

@@ -13,6 +13,7 @@ from paceline.control.member import (
     Drop,
     Event,
     Exit,
+    Fail,
     Form,
     Found,
     Give,
@@ -237,6 +238,11 @@ class Worker:
         if action.verdict is Verdict.RELEASED and self.machine.phase is Phase.ENDED:
             self.world.leaves_at_end(self)
         self.world.kill(self, f"exited ({action.verdict.value})")
+
+    def fail(self) -> None:
+        """The script raises; the process says so and ends."""
+        self.post(Fail("ValueError: a fault of the script"))
+        self.world.kill(self, "exited with code 1")
 
     def leave(self) -> None:
         self.post(Leave())
