@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -19,5 +24,46 @@ def test_collectives_shows_sums_a_death_a_new_group_and_the_speed() -> None:
     assert "paceline auto, arena : gloo" in done.stdout
 
 
+def run_alone(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_digits_learns_alone() -> None:
+    output = run_alone("digits.py", "--epochs", "4")
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("epoch 3: ")
+    assert float(last.split()[-1]) > 0.85
+
+
+def test_fashion_reads_its_files_and_learns_alone(tmp_path: Path) -> None:
+    for split, count in (("train", 600), ("t10k", 101)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        images = np.zeros((count, 28, 28), np.uint8)
+        images[np.arange(count), labels * 2] = 255  # a line at a height that tells the class
+        write_idx(tmp_path / f"{split}-labels-idx1-ubyte", labels)
+        write_idx(tmp_path / f"{split}-images-idx3-ubyte.gz", images)
+    output = run_alone("fashion.py", str(tmp_path), "--epochs", "4", "--batch", "32")
+    assert output.strip().splitlines()[-1] == "epoch 3: 101 of 101 right"
+
+
+def write_idx(path: Path, array: npt.NDArray[np.uint8]) -> None:
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    content = header + array.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def test_chargpt_learns_a_text_alone(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("to be or not to be, that is the question. " * 300)
+    output = run_alone("chargpt.py", str(path), "--epochs", "6", "--batch", "16", "--context", "32", "--width", "32")
+    losses = [float(line.split()[-1]) for line in output.splitlines() if "validation loss" in line]
+    assert len(losses) == 6
+    assert losses[-1] < 0.7 * losses[0]
+
+
 def test_every_example_is_tested_here() -> None:
-    assert [path.name for path in sorted(EXAMPLES.glob("*.py"))] == ["collectives.py"]
+    tested = ["chargpt.py", "collectives.py", "digits.py", "fashion.py"]
+    assert [path.name for path in sorted(EXAMPLES.glob("*.py"))] == tested

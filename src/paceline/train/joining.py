@@ -21,6 +21,7 @@ from paceline.control.ticket import Ticket
 from paceline.train.groups import Groups
 from paceline.train.membership import Client, Ledger, Membership
 from paceline.train.solo import Solo, own_card
+from paceline.train.watchdog import Watchdog
 from paceline.wire.card import Card, this_host
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
@@ -38,8 +39,11 @@ class Joined(NamedTuple):
     groups: Groups
     membership: Membership
     endpoint: Endpoint | None
+    watchdog: Watchdog | None
 
     def close(self, flush_s: float) -> None:
+        if self.watchdog is not None:
+            self.watchdog.close()
         self.membership.close()
         self.groups.close()
         self.client.close(flush_s)
@@ -63,8 +67,9 @@ def join(ticket: Ticket | None, base: int, ledger: Ledger, on_orphaned: Callable
     client = MemberClient(ticket, machine, credentials, membership.act, on_orphaned=on_orphaned)
     groups = Groups(ticket.run, identity.member, endpoint, client.post)
     membership.connect(client, groups, ledger)
+    watchdog = Watchdog(membership.standing)
     card = Card.of(endpoint)
-    return Joined(ticket.run, identity.member, card, ticket.agent, client, groups, membership, endpoint)
+    return Joined(ticket.run, identity.member, card, ticket.agent, client, groups, membership, endpoint, watchdog)
 
 
 def _alone(base: int, ledger: Ledger) -> Joined:
@@ -75,7 +80,7 @@ def _alone(base: int, ledger: Ledger) -> Joined:
     client = Solo(machine, card, base, membership.act)
     groups = Groups("alone", member, None, client.post)
     membership.connect(client, groups, ledger)
-    return Joined("alone", member, card, "", client, groups, membership, None)
+    return Joined("alone", member, card, "", client, groups, membership, None, None)
 
 
 def _own_address(ticket: Ticket) -> str:

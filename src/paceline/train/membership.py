@@ -47,6 +47,7 @@ from paceline.errors import GroupError, Mismatch, PacelineError, PeerLost, WireE
 from paceline.train import transfer
 from paceline.train.errors import Evicted, Orphaned, Refused, RunFailed
 from paceline.train.groups import Groups
+from paceline.train.watchdog import Standing
 
 logger = logging.getLogger("paceline.train")
 
@@ -125,8 +126,8 @@ class Membership:
         self._gift: Any = None
         self._has_state = False  # as of what the training thread has done
         self._givers: list[threading.Thread] = []
-        self.operation = 0  # the one under way, for the watchdog and for errors
-        self.since = time.monotonic()
+        self.operation = 0  # the last one that was tried, for errors
+        self._since = 0.0
 
     def connect(self, client: Client, groups: Groups, ledger: Ledger) -> None:
         self._client = client
@@ -152,6 +153,14 @@ class Membership:
 
     def offer(self) -> int:
         return self._client.look(Member.offer)
+
+    def standing(self) -> Standing | None:
+        """What the training thread is at, for the watchdog."""
+        place = self._place
+        if place is None:
+            return None
+        what = f"operation {place.operation} ({place.kind.value}) of generation {place.plan.generation}"
+        return Standing(f"worker {self._machine.name}, rank {place.rank} of {place.size}, is in {what}", self._since)
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -191,7 +200,7 @@ class Membership:
         if group is None and len(plan.seats) > 1:
             return None  # dropped just now
         self.operation = work.operation
-        self.since = time.monotonic()
+        self._since = time.monotonic()
         self._place = Place(plan, plan.rank_of(self._machine.name), group, work.operation, work.kind)
         self._groups.enter(plan.generation)
         try:
