@@ -1,0 +1,207 @@
+"""Training steps a second of two workers on one host, one thread each: without communication, with the all-reduce
+strategy, and with DistributedDataParallel on Gloo.
+
+Prints a table, keeps benchmarks/results/steps.json. The ways take turns in each round, so that whatever else the
+machine does falls on all of them; a figure is the median over rounds, of the slower worker, and a ratio the median of
+the ratios within rounds. To compare another way, add a function to WAYS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from paceline.cli.bench import machine
+from paceline.collective import Group
+from paceline.strategy import AllReduce, Notice
+from paceline.testing.crew import Crew
+
+RESULTS = Path(__file__).parent / "results" / "steps.json"
+NUM_WORKERS = 2
+BASE = "no communication"
+
+Step = Callable[[], object]
+# A model, its input and target for one worker, and how many steps make a round.
+Case = tuple[nn.Module, torch.Tensor, torch.Tensor, int]
+
+
+# -- what is trained ---------------------------------------------------------------------------------------------------
+
+
+def mlp() -> Case:
+    layers: list[nn.Module] = []
+    for inputs, outputs in [(784, 2800), (2800, 2800), (2800, 2800), (2800, 2600)]:
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(2600, 10)), torch.randn(32, 784), torch.randint(10, (32,)), 5
+
+
+def cnn() -> Case:
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
+    )
+    return model, torch.randn(64, 1, 28, 28), torch.randint(10, (64,)), 10
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, 128)
+        layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.layers(self.embedding(tokens)).mean(1))
+        return found
+
+
+def transformer() -> Case:
+    return Transformer(), torch.randint(64, (64, 32)), torch.randint(10, (64,)), 10
+
+
+CASES: dict[str, Callable[[], Case]] = {"MLP": mlp, "CNN": cnn, "transformer": transformer}
+
+
+# -- the ways to train it ----------------------------------------------------------------------------------------------
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
+def _plain_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+    optimizer = _optimizer(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def without_communication(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+    return _plain_step(model, x, y)
+
+
+def with_strategy(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+    strategy = AllReduce(model, _optimizer(model), seed=0)
+    strategy.bind(group, group.rank, group.size)
+    samples, number = len(x), 0
+
+    def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(model(x), y)
+
+    def step() -> None:
+        nonlocal number
+        number += 1
+        found = strategy.compute(loss_fn, (x, y), samples=samples, total=samples * group.size, step=number)
+        strategy.apply(strategy.reduce(found, Notice(number)))
+
+    return step
+
+
+def with_ddp(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+    return _plain_step(nn.parallel.DistributedDataParallel(model), x, y)
+
+
+def with_ddp_views(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+    return _plain_step(nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True), x, y)
+
+
+WAYS: dict[str, Callable[[Group, nn.Module, torch.Tensor, torch.Tensor], Step]] = {
+    BASE: without_communication,
+    "strategy": with_strategy,
+    "DDP": with_ddp,
+    "DDP, bucket views": with_ddp_views,
+}
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+_prepared: dict[str, tuple[Step, int]] = {}
+
+
+def prepare(group: Group, case: str, way: str, store: str) -> int:
+    """Build the model and take a few steps; the number of its parameters."""
+    torch.set_num_threads(1)
+    if "DDP" in way:
+        torch.distributed.init_process_group("gloo", f"file://{store}", rank=group.rank, world_size=group.size)
+    torch.manual_seed(0)
+    model, x, y, num_steps = CASES[case]()
+    step = WAYS[way](group, model, x, y)
+    for _ in range(3):
+        step()
+    _prepared["here"] = step, num_steps
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def one_round(group: Group) -> float:
+    """Seconds a step of this worker."""
+    step, num_steps = _prepared["here"]
+    step()  # what the turns of the others drove out of the cache
+    group.barrier()
+    began = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    return (time.perf_counter() - began) / num_steps
+
+
+def measure(case: str, num_rounds: int, ways: list[str]) -> dict[str, Any]:
+    slower: dict[str, list[float]] = {way: [] for way in ways}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        # Processes of its own for each way: what one leaves in the allocator would speed up another.
+        crews = {way: stack.enter_context(Crew(NUM_WORKERS)) for way in ways}
+        for number, (way, crew) in enumerate(crews.items()):
+            num_parameters = crew.run(prepare, case, way, f"{folder}/store-{number}")[0]
+        for number in range(num_rounds):
+            for way in ways if number % 2 == 0 else reversed(ways):
+                slower[way].append(max(crews[way].run(one_round)))
+    return {
+        "model": case,
+        "parameters": num_parameters,
+        "steps_per_s": {way: 1 / statistics.median(slower[way]) for way in ways},
+        "of_no_communication": {
+            way: statistics.median(base / own for base, own in zip(slower[BASE], slower[way], strict=True))
+            for way in ways
+        },
+        "seconds": slower,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    options = parser.parse_args()
+    ways = [BASE, *(way for way in options.ways if way != BASE)]
+    rows = [measure(case, options.rounds, ways) for case in options.models]
+    table = Table("model", "parameters", *ways, title="steps a second (of no communication)")
+    for row in rows:
+        each = [f"{row['steps_per_s'][way]:.1f} ({row['of_no_communication'][way]:.2f})" for way in ways]
+        table.add_row(row["model"], f"{row['parameters']:,}", *each)
+    Console(width=120).print(table)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

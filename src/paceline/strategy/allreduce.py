@@ -1,0 +1,292 @@
+"""The all-reduce strategy: every worker holds the whole model, and gradients are added up over all of them.
+
+    compute    loss_fn on this worker's share; each gradient, scaled by weight / total, goes into the buckets
+    reduce     bucket after bucket, in one order on all ranks; then the header, from which all conclude the same
+    apply      the optimizers step, on gradients with the same bits everywhere
+
+The global loss is sum(loss_i * w_i) / sum(w_i), and the gradient likewise. Where weights are sample counts, their sum
+is known before backward and the gradients come out right at once; where `loss_fn` returns weights, the sum is known
+after the header and the gradients are multiplied once more.
+
+Invariants: parameters, buffers and optimizer state change in `apply` only, by the same bits on all ranks (given equal
+ones before, and equal CPUs). A gradient that is not finite is never applied. Each attempt at a step draws the same
+random numbers on the same rank, and the script's own generator does not notice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from paceline.collective import Group
+from paceline.strategy import calling, digests, judging, refusals
+from paceline.strategy.base import Agreement, Check, Contribution, Flag, LossFn, Notice, StrategyError
+from paceline.strategy.buckets import Buckets, Loose
+from paceline.strategy.buffers import Buffers, Staged
+from paceline.strategy.collector import Collector, Store
+from paceline.strategy.header import Row, Rows, exchange, exchange_text
+from paceline.strategy.numerics import Examined, clip_factor
+from paceline.strategy.overlap import Overlapped
+from paceline.strategy.parameters import Modules, Optimizers, collect, listed, named_modules
+
+_ALL_USED = 1
+
+
+def _nothing() -> None:
+    pass
+
+
+class AllReduce:
+    """`clip_norm` limits the norm of the whole gradient; `micro_batch` the samples of one call of `loss_fn`. A step
+    with a gradient that is not finite does not count; whether the run then goes on ("skip") or ends ("stop") is for
+    the session to carry out. Every `verify_every` steps the workers compare samples of their parameters (0: never).
+    `check` is called often during `compute`, and may raise to end it."""
+
+    def __init__(
+        self,
+        modules: Modules,
+        optimizers: Optimizers,
+        *,
+        seed: int,
+        clip_norm: float | None = None,
+        micro_batch: int | None = None,
+        nonfinite: Literal["stop", "skip"] = "stop",
+        verify_every: int = 100,
+        check: Check = _nothing,
+    ) -> None:
+        self._optimizers = listed(optimizers)
+        self._modules = named_modules(modules)
+        refusals.check_settings(clip_norm, micro_batch, nonfinite, verify_every)
+        refusals.check_models(self._modules)
+        refusals.check_optimizers(self._optimizers)
+        self.nonfinite = nonfinite
+        self._seed = seed
+        self._clip_norm = clip_norm
+        self._micro_batch = micro_batch
+        self._verify_every = verify_every
+        self._check = check
+        settings = {"seed": seed, "clip_norm": clip_norm, "nonfinite": nonfinite, "verify_every": verify_every}
+        self._hyper = digests.HyperParameters(self._optimizers, settings)
+        self._buffers = Buffers(self._modules)
+        self._collector: Collector | None = None
+        self.bind(None, 0, 1)
+        self._guard = refusals.StepGuard(self._optimizers)
+
+    # -- who takes part ----------------------------------------------------------------------------------------------
+
+    def bind(self, group: Group | None, rank: int, size: int) -> None:
+        """Work with this group from now on, in buckets of its memory; None when alone."""
+        if (rank, size) != ((group.rank, group.size) if group is not None else (0, 1)):
+            raise ValueError(f"rank {rank} of {size} is not this member's place in {group}")
+        self._group = group if size > 1 else None
+        self._rank = rank
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """A place for the gradient of every parameter that is trainable now."""
+        self._close_collector()
+        self._newest: Contribution | None = None
+        self._agreed: Agreement | None = None
+        self._buffers.refresh()
+        self._parameters = collect(self._modules, self._optimizers)
+        refusals.check_parameters(self._parameters)
+        self._laid_out_for = self._what_is_trained()
+        trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        self._store = _store_for(self._group, trained)
+        self._collector = Collector(trained, self._store, self._check)
+
+    def _what_is_trained(self) -> tuple[int, list[bool]]:
+        """Differs when the script froze or thawed something, or gave an optimizer more; cheap."""
+        num = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
+        return num, [parameter.requires_grad for parameter in self._parameters.values()]
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def compute(self, loss_fn: LossFn, batch: Any, *, samples: int, total: int, step: int) -> Contribution:
+        if not 0 <= samples <= total or total < 1:
+            raise ValueError(f"samples={samples} must be from 0 to total={total}, and total at least 1")
+        if self._what_is_trained() != self._laid_out_for:
+            self._lay_out()
+        self._newest = self._agreed = None
+        self._newest = self._attempt(loss_fn, batch, samples, total, step)
+        return self._newest
+
+    def reduce(self, contribution: Contribution, notice: Notice) -> Agreement:
+        if contribution is not self._newest:
+            raise StrategyError("this contribution is void: another was computed, or a group was bound, after it")
+        rows = self._meet(contribution, notice, self._store.reduce)
+        if rows.any(Flag.LATE):
+            rows = self._meet(contribution, notice, self._store.reduce_late)
+        judging.compare(self._group, rows, self._hyper)
+        total_weight = judging.total_weight(rows)
+        loss = rows.total("weighted_loss") / total_weight
+        if rows.any(Flag.NONFINITE):
+            named, reason = self._find_nonfinite(contribution, rows)
+            self._agreed = Agreement(False, loss, total_weight, rows, nonfinite=named, reason=reason)
+        else:
+            norm = self._scale(contribution, rows, total_weight)
+            self._collected.publish(self._used_by_anyone(contribution, rows))
+            buffers = self._reduce_buffers(contribution, rows)
+            self._agreed = Agreement(True, loss, total_weight, rows, norm=norm, buffers=buffers)
+        self._newest = None
+        return self._agreed
+
+    def apply(self, agreement: Agreement) -> None:
+        if agreement is not self._agreed:
+            raise StrategyError("this agreement is void: it was applied, or something was computed after it")
+        self._agreed = None
+        if not agreement.counts:
+            return
+        with self._guard:
+            for optimizer in self._optimizers:
+                optimizer.step()
+        assert agreement.buffers is not None
+        self._buffers.commit(agreement.buffers)
+
+    # -- inside compute ----------------------------------------------------------------------------------------------
+
+    def _attempt(
+        self, loss_fn: LossFn, batch: Any, samples: int, total: int, step: int, *, is_rehearsal: bool = False
+    ) -> Contribution:
+        """Collect the gradients of a share; leaves no trace but in the store."""
+        collector = self._collected
+        collector.begin(calling.num_pieces(samples, self._micro_batch), is_rehearsal=is_rehearsal)
+        weight = weighted_loss = 0.0
+        kinds: set[bool] = set()
+        staged = self._buffers.expected()
+        if samples:
+            with (
+                collector.forgetting(),
+                calling.seeded(self._seed, step, self._rank),
+                self._buffers.rehearsal() as stage,
+                torch.enable_grad(),
+            ):
+                for piece_batch, piece_samples in calling.pieces(batch, samples, self._micro_batch):
+                    self._check()
+                    piece = calling.call(loss_fn, piece_batch, piece_samples)
+                    kinds.add(piece.explicit)
+                    if len(kinds) > 1:
+                        raise ValueError("loss_fn returned a weight for some micro-batches, but not for all; do either")
+                    if piece.weight > 0:  # the mean over nothing is not a number, but adds nothing
+                        weight += piece.weight
+                        weighted_loss += self._backward(piece, total)
+                staged = stage()
+        return Contribution(
+            step, samples, total, weight, weighted_loss, True in kinds, collector.finish(), staged, loss_fn, batch
+        )
+
+    def _backward(self, piece: calling.Piece, total: int) -> float:
+        scale = piece.weight / total
+        with self._collected.collecting():
+            torch.autograd.backward(piece.loss, None if scale == 1.0 else torch.full_like(piece.loss, scale))
+        return float(piece.loss.detach()) * piece.weight
+
+    # -- inside reduce -----------------------------------------------------------------------------------------------
+
+    def _meet(self, contribution: Contribution, notice: Notice, reduce: Callable[[Examined], None]) -> Rows:
+        """Buckets, then the header."""
+        examined = Examined(wants_norm=self._clip_norm is not None)
+        reduce(examined)
+        return exchange(self._group, self._row(contribution, notice, examined))
+
+    def _row(self, contribution: Contribution, notice: Notice, examined: Examined) -> Row:
+        flags = notice.flags
+        if not examined.finite:
+            flags |= Flag.NONFINITE
+        if contribution.explicit:
+            flags |= Flag.WEIGHTED
+        if self._store.has_late():
+            flags |= Flag.LATE
+        is_verified = self._verify_every > 0 and contribution.step % self._verify_every == 0
+        return Row(
+            operation=notice.operation,
+            held=notice.held,
+            flags=int(flags),
+            hyper=self._hyper.digest(),
+            sampled=digests.of_sampled(self._parameters.values()) if is_verified else 0,
+            used=_summary(contribution.used),
+            changed=contribution.buffers.digest,
+            samples=contribution.samples,
+            weight=contribution.weight,
+            weighted_loss=contribution.weighted_loss,
+            squares=examined.squares if examined.finite else 0.0,
+        )
+
+    def _scale(self, contribution: Contribution, rows: Rows, total_weight: float) -> float | None:
+        """What is left to multiply with: the weights' true sum, and clipping. The norm before that, if it is known."""
+        factor = contribution.total / total_weight if rows.any(Flag.WEIGHTED) else 1.0
+        norm = None
+        if self._clip_norm is not None:
+            norm = factor * math.sqrt(rows.total("squares"))
+            factor *= clip_factor(norm, self._clip_norm)
+        if factor != 1.0:
+            self._store.scale(factor)
+        return norm
+
+    def _used_by_anyone(self, contribution: Contribution, rows: Rows) -> Sequence[bool]:
+        """Which parameters got a gradient on any worker; a second round only if workers differ."""
+        said = {row.used for row in rows}
+        if said <= {0, _ALL_USED}:
+            return [_ALL_USED in said] * len(contribution.used)
+        if len(said) == 1 or self._group is None:
+            return contribution.used
+        bitmap = torch.tensor(contribution.used, dtype=torch.uint8)
+        self._group.all_reduce(bitmap, "max")
+        return [bool(bit) for bit in bitmap.tolist()]
+
+    def _reduce_buffers(self, contribution: Contribution, rows: Rows) -> Staged:
+        said = {row.changed for row in rows}
+        if self._group is None or said == {0}:
+            return contribution.buffers
+        fraction = contribution.samples / contribution.total
+        return self._buffers.reduce(self._group, contribution.buffers, len(said) == 1, fraction)
+
+    def _find_nonfinite(self, contribution: Contribution, rows: Rows) -> tuple[tuple[tuple[int, str], ...], str]:
+        """Every worker computes its share once more, now by itself, and says what it finds."""
+        c = contribution
+        self._attempt(c.loss_fn, c.batch, c.samples, c.total, c.step, is_rehearsal=True)
+        mine = (self._collected.first_nonfinite() or "").encode()
+        found = [mine] if self._group is None else exchange_text(self._group, mine)
+        named = tuple((rank, text.decode()) for rank, text in enumerate(found) if text)
+        return named, judging.describe_nonfinite(contribution.step, named, rows)
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def has_batch_statistics(self) -> bool:
+        return self._buffers.has_batch_statistics()
+
+    def state_digest(self) -> int:
+        return digests.of_state([*self._parameters.values(), *self._buffers.tensors()], self._optimizers)
+
+    def close(self) -> None:
+        self._close_collector()
+        self._guard.close()
+
+    def _close_collector(self) -> None:
+        if self._collector is not None:
+            self._collector.close()
+            self._collector = None
+
+    @property
+    def _collected(self) -> Collector:
+        if self._collector is None:
+            raise StrategyError("this strategy is bound to nothing: it was closed, or its last bind failed")
+        return self._collector
+
+
+def _store_for(group: Group | None, parameters: Mapping[str, torch.Tensor]) -> Store:
+    if group is None:
+        return Loose()
+    buckets = Buckets(group, parameters)
+    # On one host the calling thread reduces faster than another one could beside backward.
+    return buckets if len(group.hosts) == 1 else Overlapped(buckets)
+
+
+def _summary(used: Sequence[bool]) -> int:
+    """0: none; 1: all; else a digest of the set."""
+    if all(used):
+        return _ALL_USED
+    return digests.of_set(number for number, is_used in enumerate(used) if is_used) if any(used) else 0

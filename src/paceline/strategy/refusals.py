@@ -1,0 +1,108 @@
+"""What the all-reduce strategy refuses, each by name and with a remedy.
+
+Settings and models that cannot work are refused when the strategy is built, with `ValueError` or `TypeError`; a
+gradient of the wrong kind, and a step that the user takes himself, when they occur, with `StrategyError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from paceline.strategy.base import StrategyError
+from paceline.wire.dtypes import NAMES
+
+_SPARSE_REMEDY = "make the Embedding with sparse=False, and use a dense optimizer"
+
+
+def check_models(modules: Mapping[str, torch.nn.Module]) -> None:
+    for prefix, module in modules.items():
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"expected a torch.nn.Module, a list or a dict of them, not {type(module).__name__}")
+        for name, part in module.named_modules():
+            if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+                raise ValueError(
+                    f"{prefix}{name or 'the model'} is wrapped in DistributedDataParallel, which reduces gradients as "
+                    "well; give the bare module"
+                )
+            if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
+                raise ValueError(
+                    f"{prefix}{name} gives sparse gradients, which all-reduce does not take; {_SPARSE_REMEDY}"
+                )
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    if not optimizers:
+        raise ValueError("there is no optimizer; give the one, or the list of those, that update the model")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS evaluates the loss several times in a step, which one all-reduce cannot give; use SGD, Adam or "
+                "another optimizer that needs no closure"
+            )
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            raise ValueError(f"SparseAdam takes sparse gradients, which all-reduce does not give; {_SPARSE_REMEDY}")
+
+
+def check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in parameters.items():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise ValueError(f"{name} has no shape yet; run the model once on a batch before it is trained")
+        if parameter.device.type == "meta":
+            raise ValueError(f"{name} is on the meta device and has no values; make it with to_empty and initialise it")
+        if parameter.device.type != "cpu":
+            raise ValueError(
+                f"{name} is on {parameter.device}: parameters on {parameter.device.type} are not supported yet: "
+                "Paceline reduces CPU tensors; move the model to the CPU"
+            )
+        if parameter.layout != torch.strided or parameter.dtype not in NAMES:
+            raise ValueError(
+                f"{name} is a {parameter.layout} tensor of {parameter.dtype}; use a dense one of a usual type"
+            )
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ValueError("no parameter is trainable; set requires_grad of those that are to be trained")
+
+
+def check_settings(clip_norm: float | None, micro_batch: int | None, nonfinite: str, verify_every: int) -> None:
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm={clip_norm} must be more than 0; use None to leave gradients as they are")
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch={micro_batch} must be 1 or more; use None to take each share whole")
+    if nonfinite not in ("stop", "skip"):
+        raise ValueError(f"nonfinite={nonfinite!r} must be 'stop' or 'skip'")
+    if verify_every < 0:
+        raise ValueError(f"verify_every={verify_every} must be a number of steps, or 0 for never")
+
+
+def check_gradient(name: str, gradient: torch.Tensor) -> None:
+    if gradient.layout != torch.strided:
+        raise StrategyError(f"{name} got a sparse gradient, which all-reduce does not take; {_SPARSE_REMEDY}")
+
+
+class StepGuard:
+    """Lets the optimizers step only inside `with guard`: a step that the user takes himself would be a second one."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._open = False
+        self._handles = [optimizer.register_step_pre_hook(self._check) for optimizer in optimizers]
+
+    def _check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._open:
+            raise StrategyError(
+                f"{type(optimizer).__name__}.step() was called by the script, but Paceline takes the step itself, with "
+                "the gradients of all workers; remove this call, and zero_grad() and backward() with it"
+            )
+
+    def __enter__(self) -> None:
+        self._open = True
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()

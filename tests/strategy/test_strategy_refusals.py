@@ -1,0 +1,95 @@
+"""What the strategy refuses, by name and with a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import strategy_cases as cases
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from paceline.strategy import AllReduce, StrategyError
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(6, 3)
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def lazy() -> nn.Module:
+    return nn.LazyLinear(3)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Embedding(5, 2, sparse=True), "sparse=False"),
+        (lambda: nn.Linear(2, 2, device="meta"), "meta"),
+        (lambda: nn.Linear(2, 2).requires_grad_(False), "no parameter is trainable"),
+        (lazy, "no shape yet"),
+    ],
+)
+def test_models_that_are_refused(model: Any, message: str) -> None:
+    made = model()
+    with pytest.raises(ValueError, match=message):
+        AllReduce(made, sgd(made), seed=0)
+
+
+def test_optimizers_that_are_refused() -> None:
+    model = linear()
+    with pytest.raises(ValueError, match="LBFGS"):
+        AllReduce(model, torch.optim.LBFGS(model.parameters()), seed=0)
+    with pytest.raises(ValueError, match="SparseAdam"):
+        AllReduce(model, torch.optim.SparseAdam(model.parameters()), seed=0)
+    with pytest.raises(ValueError, match="no optimizer"):
+        AllReduce(model, [], seed=0)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"clip_norm": 0.0}, {"micro_batch": 0}, {"nonfinite": "maybe"}, {"verify_every": -1}]
+)
+def test_settings_that_are_refused(setting: dict[str, Any]) -> None:
+    model = linear()
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        AllReduce(model, sgd(model), seed=0, **setting)
+
+
+def test_a_device_that_is_not_supported_is_named() -> None:
+    class Elsewhere(nn.Parameter):
+        device = torch.device("cuda", 0)
+
+    model = linear()
+    model.weight = Elsewhere(torch.zeros(3, 6))
+    with pytest.raises(ValueError, match=r"parameters on cuda are not supported yet: Paceline reduces CPU tensors"):
+        AllReduce(model, sgd(model), seed=0)
+
+
+def test_a_sparse_gradient_that_nobody_announced() -> None:
+    table = nn.Parameter(torch.randn(5, 3))
+    model = nn.ParameterList([table])
+    strategy = AllReduce(model, sgd(model), seed=0)
+
+    def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(nn.functional.embedding(y, table, sparse=True), y)
+
+    with pytest.raises(StrategyError, match="0 got a sparse gradient"):
+        strategy.compute(loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
+
+
+def test_a_step_of_the_script_is_refused() -> None:
+    model = linear()
+    optimizer = sgd(model)
+    strategy = AllReduce(model, optimizer, seed=0)
+    before = strategy.state_digest()
+    with pytest.raises(StrategyError, match=r"SGD.step\(\) was called by the script"):
+        optimizer.step()
+    assert strategy.state_digest() == before
+    cases.one_step(strategy, cases.Case(model, [optimizer], lambda x, y: cross_entropy(model(x), y)), 0, (12,), 0)
+    assert strategy.state_digest() != before
+    strategy.close()
+    optimizer.step()
