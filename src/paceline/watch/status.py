@@ -1,0 +1,121 @@
+"""One look at a run, for `paceline status`: as plain values for JSON, or as a table.
+
+Both work for a run that is live, over, interrupted, or was never founded. A folder without a run is a `JournalError`
+from `open_run` that says which folders have one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from paceline.control.journal import DATABASE, JournalError
+from paceline.control.reader import EventRow, MemberRow, RunReader
+from paceline.watch import words
+from paceline.watch.live import event_line, header, member_table, state_of
+from paceline.watch.look import Look, look_at
+
+MAX_MEMBERS = 20
+MAX_EVENTS = 10
+MAX_NAMED = 5
+
+
+def open_run(folder: Path) -> RunReader:
+    """A reader of the run in `folder`; the caller closes it."""
+    if (folder / DATABASE).exists():
+        return RunReader(folder)
+    if not folder.is_dir():
+        raise JournalError(f"there is no folder {folder}; give the folder of a run, or start one with `paceline run`")
+    nearby = sorted(path.parent for path in folder.glob(f"*/{DATABASE}"))
+    if not nearby:
+        raise JournalError(
+            f"there is no run in {folder}: it has no {DATABASE}; give the folder of a run, or start one with "
+            "`paceline run`"
+        )
+    more = f" and {len(nearby) - MAX_NAMED} more" if len(nearby) > MAX_NAMED else ""
+    raise JournalError(
+        f"there is no run in {folder} itself: it has no {DATABASE}; give one of the runs in it: "
+        f"{', '.join(map(str, nearby[:MAX_NAMED]))}{more}"
+    )
+
+
+def as_json(reader: RunReader) -> dict[str, Any]:
+    """Plain values; what is not known is None, times are seconds since 1970."""
+    look = look_at(reader, time.time())
+    return {
+        "run": _run(look),
+        "members": [_member(member) for member in look.members],
+        "events": [_event(event) for event in look.events],
+    }
+
+
+def render(reader: RunReader, console: Console) -> None:
+    """The same as a table."""
+    look = look_at(reader, time.time())
+    console.print(header(look))
+    if look.reason and look.state != "failed":
+        console.print(Text(words.one_line(look.reason, 400)))
+    if look.started:
+        console.print(Text(f"started {words.moment(look.started)}, generation {look.generation}, in {look.folder}"))
+    if look.members:
+        console.print(member_table(look.members, look.members, console.width, MAX_MEMBERS))
+    for event in look.events[-MAX_EVENTS:]:
+        console.print(event_line(event))
+
+
+def _run(look: Look) -> dict[str, Any]:
+    has_cursor = look.epoch is not None
+    return {
+        "name": look.name,
+        "folder": str(look.folder),
+        "state": look.state,
+        "reason": look.reason,
+        "coordinator_is_gone": look.is_deserted,
+        "started": look.started or None,
+        "ended": look.ended or None,
+        "elapsed_s": look.elapsed_s,
+        "remaining_s": look.remaining_s,
+        "generation": look.generation,
+        "epoch": look.epoch,
+        "num_epochs": look.num_epochs or None,
+        "step": look.step,
+        "operation": look.operation if look.operation >= 0 else None,
+        "cursor": {"epoch": look.epoch, "position": look.position} if has_cursor else None,
+        "dataset_length": look.dataset_length or None,
+        "global_batch": look.global_batch or None,
+        "loss": _finite(look.loss),
+        "samples_per_s": _finite(look.samples_per_s),
+        "last_step": look.last_step or None,
+    }
+
+
+def _member(member: MemberRow) -> dict[str, Any]:
+    is_seated = member.rank >= 0
+    return {
+        "id": member.member,
+        "pid": member.pid,
+        "host": member.host,
+        "rank": member.rank if is_seated else None,
+        "share": member.share if is_seated else None,
+        "state": state_of(member),
+        "reason": member.reason,
+        "generation": member.generation,
+        "samples_per_s": _finite(member.samples_per_s),
+        "step_s": _finite(member.step_s),
+        "joined": member.joined,
+        "updated": member.updated,
+    }
+
+
+def _event(event: EventRow) -> dict[str, Any]:
+    return {"time": event.time, "kind": event.kind, "member": event.member or None, "text": event.text}
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no other numbers."""
+    return value if value is not None and math.isfinite(value) else None

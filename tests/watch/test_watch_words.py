@@ -1,0 +1,56 @@
+"""Numbers, times and names as people read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.watch import words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0.0 s"),
+        (3.21, "3.2 s"),
+        (59, "59 s"),
+        (61, "1:01"),
+        (7445, "2:04:05"),
+        (3 * 86400 + 7445, "3 d 02:04:05"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "not a number"), (math.nan, "not a number"), (0.12345678, "0.1235"), (12345.6, "12,346"), (1e12, "1e+12")],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert words.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"), [(0, "-"), (math.nan, "-"), (math.inf, "-"), (1.234, "1.23"), (1e4, "10,000")]
+)
+def test_rates(per_s: float, text: str) -> None:
+    assert words.rate(per_s) == text
+
+
+def test_counts_and_names() -> None:
+    assert words.count(1, "step") == "1 step"
+    assert words.count(1797, "sample") == "1,797 samples"
+    assert words.with_short_ids("generation 2: 0123456789abcdef, 1") == "generation 2: 01234567, 1"
+
+
+@settings(deadline=None)
+@given(st.text(), st.integers(4, 50))
+def test_a_line_is_one_harmless_line_of_at_most_so_many_letters(text: str, most: int) -> None:
+    line = words.one_line(text, most)
+    assert len(line) <= most
+    assert line.isprintable()
+    assert words.clean(text).replace("\n", "").isprintable()
