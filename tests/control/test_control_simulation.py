@@ -12,6 +12,14 @@ BLOCKS = 8
 MOST_TRIES = 3_000
 
 
+def run(seed: int, mutation: Mutation) -> Violation | None:
+    try:
+        World(seed, mutation).run()
+    except Violation as violation:
+        return violation
+    return None
+
+
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_schedule_breaks_an_invariant(block: int) -> None:
     size = SCHEDULES // BLOCKS
@@ -22,9 +30,8 @@ def test_no_schedule_breaks_an_invariant(block: int) -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_the_simulator_sees_a_fault_in_the_machines(mutation: Mutation) -> None:
     for seed in range(MOST_TRIES):
-        try:
-            World(seed, mutation).run()
-        except Violation as violation:
+        violation = run(seed, mutation)
+        if violation is not None:
             assert f"--seed {seed}" in " ".join(violation.__notes__)
             return
     pytest.fail(f"{MOST_TRIES} schedules, and nobody noticed that a machine {mutation.name}")

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import pytest
-from trainers import BATCH, LENGTH, train
+from trainers import BATCH, LENGTH, check_alike, check_samples, train
 
 from paceline.testing.rehearsal import Died, Rehearsal
 
 STEPS = -(-LENGTH // BATCH)
-
-
-def check_samples(results: list[dict[str, Any]], epochs: int, *, lost: bool = False) -> None:
-    """Per epoch the committed samples are the data, each once; those that the dead contributed are not known."""
-    for epoch in range(epochs):
-        seen = Counter(
-            number for result in results for at, _, numbers in result["committed"] if at == epoch for number in numbers
-        )
-        assert not [number for number, count in seen.items() if count > 1]
-        if not lost:
-            assert sorted(seen) == list(range(LENGTH))
-
-
-def check_alike(results: list[dict[str, Any]]) -> None:
-    assert len({result["digest"] for result in results}) == 1
-    assert len({result["lr"] for result in results}) == 1
-    assert len({result["bodies"] for result in results}) == 1
-    assert len({result["steps"] for result in results}) == 1
 
 
 def test_three_workers_train_one_model(tmp_path: Path) -> None:

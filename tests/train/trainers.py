@@ -6,6 +6,8 @@ import hashlib
 import math
 import os
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from paceline.testing.rehearsal import say
+from paceline.train import transfer
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
@@ -40,6 +43,45 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 3))
 
 
+class WithBallast(nn.Module):
+    """Takes a while to send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = make_model()
+        self.ballast = nn.Parameter(torch.zeros(2_000_000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) + 0.0 * self.ballast[:3]
+
+
+class _Held:
+    """A group through which large tensors are not sent before there is a file of this name."""
+
+    def __init__(self, group: Any, go_on: str) -> None:
+        self._group = group
+        self._go_on = go_on
+
+    def send(self, tensor: torch.Tensor, rank: int, *, tag: int) -> None:
+        ends_at = time.monotonic() + 30.0
+        if tensor.nbytes > 1 << 20 and not os.path.exists(self._go_on):
+            say(("giving", rank))
+            while not os.path.exists(self._go_on) and time.monotonic() < ends_at:
+                time.sleep(0.005)
+        self._group.send(tensor, rank, tag=tag)
+
+
+def train_with_held_transfers(go_on: str, *arguments: Any) -> dict[str, Any]:
+    """Says ("giving", rank) in the middle of each transfer of state, and waits there."""
+    send = transfer.send
+
+    def held(group: Any, rank: int, value: Any) -> None:
+        send(_Held(group, go_on), rank, value)  # type: ignore[arg-type]
+
+    transfer.send = held
+    return train(*arguments, make=WithBallast)
+
+
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """A fingerprint of all bits of the training state."""
     found = hashlib.sha256()
@@ -51,10 +93,30 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()[:16]
 
 
-def train(epochs: int = 3, pause_s: float = 0.01, enough: str = "", **options: Any) -> dict[str, Any]:
+Hook = Callable[[Session], None]
+
+
+def _nothing(_: Session) -> None:
+    pass
+
+
+def train(
+    epochs: int = 3,
+    pause_s: float = 0.01,
+    enough: str = "",
+    *,
+    make: Callable[[], nn.Module] = make_model,
+    in_loss: Hook = _nothing,
+    in_validate: Hook = _nothing,
+    in_body: Hook = _nothing,
+    before_decision: Hook = _nothing,
+    before_close: Hook = _nothing,
+    **options: Any,
+) -> dict[str, Any]:
     """Says (steps, workers, loss) after every step; returns the samples it contributed and the digest of what came out.
-    With `enough`, it goes on for as many epochs as it takes until there is a file of that name."""
-    model = make_model()
+    With `enough`, it goes on for as many epochs as it takes until there is a file of that name. The hooks are called
+    on every worker at that place of the script."""
+    model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.9)
     data = Numbered()
@@ -65,39 +127,60 @@ def train(epochs: int = 3, pause_s: float = 0.01, enough: str = "", **options: A
     scores: list[dict[str, Any]] = []
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        attempt.extend(numbers.tolist())
+        attempt[:] = numbers.tolist()
+        in_loss(session)
         time.sleep(pause_s)
         return F.cross_entropy(model(x), y)
 
-    def begin_attempt(*batch: Any) -> torch.Tensor:
-        attempt.clear()
-        return loss_fn(*batch)
-
     def validate(x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> dict[str, Any]:
+        in_validate(session)
         logits = model(x)
         return {"loss": F.cross_entropy(logits, y), "accuracy": (logits.argmax(1) == y).float().mean()}
 
     for epoch in session.epochs(1000 if enough else epochs):
         for batch in epoch:
             attempt.clear()
-            loss = session.step(begin_attempt, batch)
+            loss = session.step(loss_fn, batch)
             schedule.step()
             session.state["bodies"] = session.state.get("bodies", 0) + 1
             committed.append((epoch.number, session.steps, sorted(attempt)))
             say((session.steps, session.size, loss))
+            in_body(session)
         scores.append(session.evaluate(validate, data))
+        before_decision(session)
         is_enough = bool(enough) and os.path.exists(enough)  # what the main worker sees counts for all
         if session.should_stop(math.inf if is_enough else -float(session.steps), patience=0):
             break
-    bodies = session.state["bodies"]
+    before_close(session)
     session.close()
     return {
         "pid": os.getpid(),
         "committed": committed,
         "digest": digest(model, optimizer),
         "lr": optimizer.param_groups[0]["lr"],
-        "bodies": bodies,
+        "schedule": schedule.state_dict()["last_epoch"],
+        "state": dict(session.state),
+        "bodies": session.state["bodies"],
         "steps": session.steps,
         "scores": scores,
         "weights": torch.cat([tensor.flatten() for tensor in model.state_dict().values()]).tolist(),
     }
+
+
+def check_samples(results: list[dict[str, Any]], epochs: int, *, lost: bool = False) -> None:
+    """Per epoch the committed samples are the data, each once; those that the dead contributed are not known."""
+    for epoch in range(epochs):
+        seen = Counter(
+            number for result in results for at, _, numbers in result["committed"] if at == epoch for number in numbers
+        )
+        assert not [number for number, count in seen.items() if count > 1]
+        if not lost:
+            assert sorted(seen) == list(range(LENGTH))
+
+
+def check_alike(results: list[dict[str, Any]]) -> None:
+    """Bitwise equal survivors."""
+    for what in ("digest", "lr", "schedule", "state", "bodies", "steps", "weights"):
+        first, *others = [result[what] for result in results]
+        assert all(other == first for other in others), what
+    assert results[0]["bodies"] == results[0]["steps"] == results[0]["schedule"]

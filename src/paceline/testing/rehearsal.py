@@ -1,23 +1,27 @@
 """A real run in real processes, for tests and benchmarks: a coordinator, and workers that run a function.
 
     with Rehearsal(train, workers=3, folder=tmp_path) as run:
-        run.wait_for(lambda: run.steps() > 5)
-        run.kill(1)                              # or stop, resume, terminate; kill_coordinator
+        run.wait_said(0, 5)                      # what the function says (`say`), here after each step
+        run.kill(1)                              # or stop, resume, terminate; kill_coordinator, start_coordinator
         run.add()                                # one more worker
         results = run.finish()                   # by worker: what the function returned, or a `Died`
 
-It does what an agent does, in the test's own process: it sees deaths, reports them, kills whom it is told to, and
-starts a coordinator that died again. Workers are forked from a server that has imported torch already.
+It does what an agent does, in the test's own process: it sees deaths and who is busy, reports that, and kills whom it
+is told to. Workers are forked from a server that has imported torch already; they end as a script does, by its
+exception hook and exit functions. What they and the coordinator write is in the folder (`log`). A folder in which a
+run has ended is opened again, as `paceline run --resume` does.
 
 Invariant: after `close` no process of the run is left.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -33,9 +37,11 @@ from paceline.control import ticket as tickets
 from paceline.control.client import AgentClient, command
 from paceline.control.config import Config
 from paceline.control.coordinator import Settings
+from paceline.control.journal import DATABASE
 from paceline.control.messages import AgentDirective, Vitals
 from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket
+from paceline.engine import folders
 from paceline.wire.card import this_host
 from paceline.wire.deadline import Deadline
 from paceline.wire.handshake import Credentials
@@ -43,6 +49,7 @@ from paceline.wire.identity import Identity
 
 _PRELOAD = ["torch", "torch._dynamo", "paceline.train.session", "paceline.testing.rehearsal"]
 _PATIENCE_S = 60.0
+_BUSY_S = 0.5  # who has used the processor within this time is busy
 
 
 class Died(NamedTuple):
@@ -60,6 +67,19 @@ class Worker:
         self.said: list[Any] = []
         self.result: Any = None
         self.has_result = False
+        self.ticks = 0  # of processor time, when it was looked at last
+        self.busy_at = time.monotonic()
+
+    def look(self) -> Vitals:
+        """What can be seen of its process."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return Vitals("X", False)
+        ticks, now = int(fields[11]) + int(fields[12]), time.monotonic()
+        if ticks > self.ticks:
+            self.ticks, self.busy_at = ticks, now
+        return Vitals(fields[0], now - self.busy_at < _BUSY_S)
 
 
 class Rehearsal:
@@ -84,8 +104,12 @@ class Rehearsal:
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._exits: dict[int, str] = {}
+        self._seen: tuple[object, ...] = ()
+        self.exhausted = False  # whether no more workers will be added
         self.workers: list[Worker] = []
-        self.coordinator = configs.launch(self._config)
+        if (folder / DATABASE).exists():
+            folders.reopen(folder)
+        self.start_coordinator()
         self.ticket = self._find_ticket()
         mine = Credentials(self._identity, self.ticket.secret, "agent")
         self._client = AgentClient(self.ticket, mine, self._obey)
@@ -105,8 +129,9 @@ class Rehearsal:
     def add(self) -> Worker:
         """One more worker."""
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, msgspec.json.encode(self.ticket), self._function, self._arguments, len(self.workers))
-        process = self._context.Process(target=_work, args=arguments)
+        arguments = (theirs, msgspec.json.encode(self.ticket), self._function, self._arguments)
+        number = len(self.workers)
+        process = self._context.Process(target=_work, args=(*arguments, number, str(self._log_of(number))))
         process.start()
         theirs.close()
         worker = Worker(process, ours)
@@ -133,7 +158,8 @@ class Rehearsal:
         self.coordinator.wait()
 
     def start_coordinator(self) -> None:
-        self.coordinator = configs.launch(self._config)
+        with (self.folder / "coordinator.log").open("ab") as log:
+            self.coordinator = configs.launch(self._config, stdout=log, stderr=log)
 
     def ask(self, operation: str, arguments: Any = None) -> Any:
         return command(self.ticket, operation, arguments, answer_type=Any, deadline=Deadline(10.0, operation))
@@ -142,6 +168,24 @@ class Rehearsal:
 
     def reader(self) -> RunReader:
         return RunReader(self.folder)
+
+    def events(self, kind: str) -> list[str]:
+        """What run.db says of events of a kind."""
+        with self.reader() as reader:
+            return [event.text for event in reader.events() if event.kind == kind]
+
+    def members(self) -> dict[int, str]:
+        """The id of the member that each worker is, by the number of the worker; in order of rank."""
+        numbers = {worker.pid: number for number, worker in enumerate(self.workers)}
+        living = [row for row in self.ask("status")["members"] if not row["fate"] and row["pid"] in numbers]
+        return {numbers[row["pid"]]: row["member"] for row in sorted(living, key=lambda row: int(row["rank"]))}
+
+    def log(self, number: int) -> str:
+        """What a worker has written to its standard output and error."""
+        return self._log_of(number).read_text(errors="replace")
+
+    def _log_of(self, number: int) -> Path:
+        return self.folder / f"worker-{number}.log"
 
     def said(self, number: int) -> list[Any]:
         """What a worker has said so far."""
@@ -205,12 +249,11 @@ class Rehearsal:
 
     def _report(self) -> None:
         with self._lock:
-            living = {
-                worker.pid: Vitals(_state(worker.pid), False)
-                for worker in self.workers
-                if worker.pid not in self._exits
-            }
-            self._client.update(living, dict(self._exits), exhausted=False)
+            living = {worker.pid: worker.look() for worker in self.workers if worker.pid not in self._exits}
+            seen = (living, dict(self._exits), self.exhausted)
+            if seen != self._seen:
+                self._seen = seen
+                self._client.update(*seen)
 
     def _obey(self, directive: AgentDirective) -> None:
         for pid in directive.kill:
@@ -239,6 +282,12 @@ class Rehearsal:
 
 
 _mouth: list[Connection] = []
+_numbers: list[int] = []
+
+
+def worker_number() -> int:
+    """Which worker of the rehearsal this process is."""
+    return _numbers[0]
 
 
 def say(value: Any) -> None:
@@ -247,23 +296,29 @@ def say(value: Any) -> None:
 
 
 def _work(
-    pipe: Connection, ticket: bytes, function: Callable[..., Any], arguments: tuple[Any, ...], number: int
+    pipe: Connection, ticket: bytes, function: Callable[..., Any], arguments: tuple[Any, ...], number: int, log: str
 ) -> None:
     import torch
 
     torch.set_num_threads(1)
     _mouth[:] = [pipe]
+    _numbers[:] = [number]
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     descriptor = tickets.hand_over(msgspec.json.decode(ticket, type=Ticket))
     os.environ[tickets.VARIABLE] = str(descriptor)
+    code = 0
     try:
-        result = function(*arguments)
-    except Exception:
-        result = Died(1, traceback.format_exc())
-    pipe.send(("result", result))
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
+        pipe.send(("result", function(*arguments)))
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        code = 1
+        pipe.send(("result", Died(1, traceback.format_exc())))
+        sys.excepthook(type(error), error, error.__traceback__)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

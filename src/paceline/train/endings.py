@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
@@ -27,10 +26,21 @@ class Endings:
         self._handler: Any = None
 
     def watch(self) -> None:
-        atexit.register(self._session.close)
+        # Before the handlers of `atexit`, which end what a last operation needs; threads can still be started.
+        threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]
         self._hook, sys.excepthook = sys.excepthook, self._on_exception
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _at_exit(self) -> None:
+        try:
+            self._session.close()
+        except BaseException as error:
+            traceback.print_exception(error)
+            self.failed(error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._hook(kind, error, trace)

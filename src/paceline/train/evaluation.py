@@ -131,9 +131,7 @@ def _collect(
 def _number(name: str, value: Any) -> float:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
-            raise ValueError(
-                f"{name!r} has the shape {tuple(value.shape)}; give one number a batch, or Every(...)"
-            )
+            raise ValueError(f"{name!r} has the shape {tuple(value.shape)}; give one number a batch, or Every(...)")
         return float(value.detach())
     return float(value)
 

@@ -23,7 +23,6 @@ Contract
 
 from __future__ import annotations
 
-import atexit
 import copy
 import logging
 import time
@@ -557,7 +556,6 @@ class Session:
         self._strategy.close()
         if self._joined is not None:
             self._joined.close(flush_s)
-        atexit.unregister(self.close)
 
     def _tell(self, kind: str, text: str) -> None:
         logger.info("%s: %s", kind, text)

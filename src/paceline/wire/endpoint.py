@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from paceline.errors import DeadlineExceeded, WireError
+from paceline.errors import AddressError, DeadlineExceeded, WireError
 from paceline.wire import handshake
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
@@ -99,9 +99,18 @@ class Expectation:
 
 
 class Endpoint:
-    """Listens on `host` (loopback unless asked otherwise) from the moment it is made until `close`."""
+    """Listens on `host` (loopback unless asked otherwise) from the moment it is made until `close`. `local_name` is
+    given by a process that takes the place of an earlier one."""
 
-    def __init__(self, credentials: Credentials, *, host: str = "127.0.0.1", port: int = 0, tls: bool = False) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: bool = False,
+        local_name: str | None = None,
+    ) -> None:
         self.credentials = credentials
         self.tls = tls
         self._lock = threading.Lock()
@@ -117,21 +126,34 @@ class Endpoint:
             self._tcp = listen_tcp(host, port, *found)
             register(self)
         self.address: tuple[str, int] = self._tcp.getsockname()[:2]
-        self.local_name = f"paceline-{secrets.token_hex(16)}"
+        self.local_name = local_name or f"paceline-{secrets.token_hex(16)}"
         with creating:
             self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._unix.bind(f"\0{self.local_name}")
-            self._unix.listen(256)
+            try:
+                self._unix.bind(f"\0{self.local_name}")
+                self._unix.listen(256)
+            except OSError as error:
+                self.abandon()
+                raise AddressError(
+                    f"cannot listen as {self.local_name!r}: {error.strerror}; does the process that had this name "
+                    "before still run?"
+                ) from error
         self._acceptor = threading.Thread(target=self._accept_forever, name="paceline-accept", daemon=True)
         self._acceptor.start()
 
     # -- visitors ----------------------------------------------------------------------------------------------------
 
     def open_room(self, room: str, handler: Handler | None = None) -> None:
-        """Visitors of this room are kept until it closes, or, with a handler, given to it on a thread of their
-        own."""
+        """Visitors of this room are kept until it closes, or, with a handler, given to it on a thread of their own,
+        also those who came before it opened."""
         with self._lock:
             self._rooms[room] = handler
+            if handler is None:
+                return
+            early = [purpose for purpose in self._parked if _room_of(purpose) == room]
+            visits = [self._parked.pop(purpose)[1:] for purpose in early]
+        for visit in visits:
+            threading.Thread(target=handler, args=visit, name="paceline-welcome", daemon=True).start()
 
     def close_room(self, room: str) -> None:
         with self._lock:

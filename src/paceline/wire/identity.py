@@ -34,17 +34,25 @@ def new_member_id() -> str:
 
 
 class Identity:
-    """This member's key, certificate and TLS contexts."""
+    """This member's key, certificate and TLS contexts. With `pem`, from `to_pem`, those of an earlier process that
+    must be known again."""
 
-    def __init__(self, member: str | None = None) -> None:
+    def __init__(self, member: str | None = None, *, pem: bytes | None = None) -> None:
         self.member = member or new_member_id()
-        self._key = ec.generate_private_key(_CURVE)
-        certificate = _self_signed(self._key, self.member)
+        if pem is None:
+            self._key = ec.generate_private_key(_CURVE)
+            certificate = _self_signed(self._key, self.member)
+        else:
+            self._key, certificate = _read_pem(pem)
         self.certificate = certificate.public_bytes(serialization.Encoding.DER)
         self.fingerprint = fingerprint_of(self.certificate)
         self._pem = certificate.public_bytes(serialization.Encoding.PEM) + self._key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
+
+    def to_pem(self) -> bytes:
+        """Certificate and private key: as secret as the run's secret."""
+        return self._pem
 
     @functools.cached_property
     def server_context(self) -> ssl.SSLContext:
@@ -78,6 +86,17 @@ def verify(certificate: bytes, signature: bytes, message: bytes) -> None:
         key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise HandshakeRefused("the certificate's key did not sign this handshake") from error
+
+
+def _read_pem(pem: bytes) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+        certificate = x509.load_pem_x509_certificate(pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"this is not the PEM of an identity ({error}); give what to_pem returned") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
+        raise ValueError("the key and the certificate in this PEM do not belong together; give what to_pem returned")
+    return key, certificate
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey, member: str) -> x509.Certificate:

@@ -1,0 +1,256 @@
+"""What a coordinator costs: N members connect, are seated in one plan, and report twice a second while their operation
+numbers grow, as in a training.
+
+Prints a table, keeps benchmarks/results/control.json. The service is a real one, a process of its own; the members are
+real connections and real machines, many to a process. "processor" is that of the service's process alone, user and
+system. The round trip is from a heartbeat's send to its answer, as a member sees it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import select
+import statistics
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.bench import machine
+from paceline.control.config import Config, launch
+from paceline.control.coordinator import Settings
+from paceline.control.courier import reach
+from paceline.control.line import Bell, Line
+from paceline.control.member import Begin, Event, Form, Formed, Kind, Member, Ready, Staged, Take
+from paceline.control.messages import Directive, Introduction, Phase
+from paceline.control.progress import Recorded
+from paceline.control.ticket import Ticket, read_access
+from paceline.errors import WireError
+from paceline.wire.card import Card, this_host
+from paceline.wire.deadline import Deadline
+from paceline.wire.handshake import Credentials
+from paceline.wire.identity import Identity
+
+RESULTS = Path(__file__).parent / "results" / "control.json"
+HEARTBEAT_S = 0.5
+DIALERS = 8
+SEATING_S = 300.0
+
+
+class Extra:
+    """One member of the crowd: a machine and a line, driven by its process's loop."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        identity = Identity()
+        self.machine = Member(identity.member)
+        self.bell = Bell()
+        self.line = Line(_dial(ticket, identity), self.bell)
+        self.sent_at = 0.0
+        self.beats_at = 0.0
+        host = this_host()
+        card = Card(identity.member, "worker", host, ("127.0.0.1", 1), "", identity.fingerprint, False, (0, 1))
+        self.post(Ready(Introduction(card, os.getpid(), "here", "agent", {"model": "m"})))
+        self.post(Begin(Kind.STEP))
+
+    def post(self, event: Event) -> None:
+        """Groups are formed, and state is there, as soon as it is asked for."""
+        for action in self.machine.handle(event):
+            if isinstance(action, Form):
+                self.post(Formed(action.plan.generation))
+            elif isinstance(action, Take):
+                self.post(Staged(action.plan.generation, max(action.plan.base, 0)))
+        self.beats_at = min(self.beats_at, time.monotonic())
+
+    def beat(self, now: float) -> None:
+        if self.machine.phase is Phase.ACTIVE:
+            self.machine.applied += 1
+        self.line.put("report", self.machine.report())
+        self.sent_at, self.beats_at = now, now + HEARTBEAT_S
+        self.line.send()
+
+    def hear(self) -> list[float]:
+        """The round trips that end here."""
+        trips = []
+        for header in self.line.frames():
+            if header.kind in ("directive", "plan"):
+                if self.sent_at:
+                    trips.append(time.monotonic() - self.sent_at)
+                    self.sent_at = 0.0
+                before = self.machine.generation, self.machine.phase, self.machine._introduced
+                beats_at = self.beats_at
+                self.post(header.read_body(Directive))
+                if before == (self.machine.generation, self.machine.phase, self.machine._introduced):
+                    self.beats_at = beats_at  # nothing new to say
+            else:
+                header.read_body(Recorded)
+        return trips
+
+
+def _dial(ticket: Ticket, identity: Identity) -> Any:
+    """The endpoint takes a bounded number of handshakes at a time; who is turned away comes again."""
+    mine = Credentials(identity, ticket.secret, "worker")
+    give_up_at = time.monotonic() + SEATING_S
+    while True:
+        try:
+            return reach(ticket, mine, "control", deadline=Deadline(20.0, "joining"))
+        except WireError:
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.05)
+
+
+def crowd(pipe: Pipe, ticket: Ticket, size: int, seconds: float) -> None:
+    """A process of the crowd: joins, says when all are seated, then measures round trips for `seconds`."""
+    _raise_limit()
+    with ThreadPoolExecutor(DIALERS) as dialers:
+        extras = list(dialers.map(lambda _: Extra(ticket), range(size)))
+    poll = select.epoll()
+    by_descriptor = {extra.line.connection.fileno(): extra for extra in extras}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.EPOLLIN)
+    trips: list[float] = []
+    ends_at, seated_at = time.monotonic() + SEATING_S, 0.0
+    while (now := time.monotonic()) < ends_at:
+        for extra in extras:
+            if now >= extra.beats_at:
+                extra.beat(now)
+        for descriptor, _ in poll.poll(0.005):
+            trips += by_descriptor[descriptor].hear()
+        if not seated_at and all(extra.machine.phase is Phase.ACTIVE for extra in extras):
+            seated_at = time.monotonic()
+            pipe.send(seated_at)
+            pipe.recv()  # everybody is seated
+            for extra in extras:
+                extra.beats_at = time.monotonic() + random.uniform(0.0, HEARTBEAT_S)
+            trips = []
+            ends_at = time.monotonic() + seconds
+    pipe.send(trips if seated_at else None)
+    pipe.recv()
+    for extra in extras:
+        extra.line.close()
+
+
+def _raise_limit() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_mib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def measure(size: int, seconds: float, num_processes: int) -> dict[str, float]:
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(wanted=size, fewest=size, most=size, silence_s=60.0, grace_s=SEATING_S)
+        service = launch(
+            Config.new(run="crowd", folder=Path(folder), settings=settings),
+            stderr=subprocess.DEVNULL,
+        )
+        processes = []
+        try:
+            ticket = _ticket(Path(folder), service.pid)
+            began, used_at_first = time.monotonic(), _processor_s(service.pid)
+            pipes = []
+            for number in range(num_processes):
+                share = size // num_processes + (number < size % num_processes)
+                ours, theirs = context.Pipe()
+                process = context.Process(target=crowd, args=(theirs, ticket, share, seconds))
+                process.start()
+                processes.append(process)
+                pipes.append(ours)
+            seated_s = max(_receive(pipe) for pipe in pipes) - began
+            seating_used = _processor_s(service.pid) - used_at_first
+            used, since = _processor_s(service.pid), time.monotonic()
+            for pipe in pipes:
+                pipe.send("go")
+            trips = [trip for pipe in pipes for trip in _receive(pipe)]
+            used, elapsed = _processor_s(service.pid) - used, time.monotonic() - since
+            memory_mib = _memory_mib(service.pid)
+            for pipe in pipes:
+                pipe.send("enough")
+        finally:
+            for process in processes:
+                process.join(10.0)
+                process.kill()
+            service.kill()
+            service.wait()
+    trips.sort()
+    return {
+        "members": size,
+        "seated_s": seated_s,
+        "seating_processor_ms_a_member": seating_used / size * 1e3,
+        "processor_ms_a_member_and_second": used / elapsed / size * 1e3,
+        "processor_share": used / elapsed,
+        "beats_a_second": len(trips) / elapsed,
+        "round_trip_p50_ms": statistics.median(trips) * 1e3,
+        "round_trip_p99_ms": trips[int(len(trips) * 0.99)] * 1e3,
+        "memory_mib": memory_mib,
+    }
+
+
+def _receive(pipe: Pipe) -> Any:
+    if not pipe.poll(2 * SEATING_S):
+        raise TimeoutError("the crowd does not answer")
+    return pipe.recv()
+
+
+def _ticket(folder: Path, pid: int) -> Ticket:
+    gives_up_at = time.monotonic() + 60.0
+    while time.monotonic() < gives_up_at:
+        with contextlib.suppress(ValueError):
+            access = read_access(folder)
+            if access.pid == pid:
+                return access.ticket
+        time.sleep(0.02)
+    raise TimeoutError("the service does not start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--members", type=int, nargs="+", default=[50, 200, 1000])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of heartbeats, for each row")
+    parser.add_argument("--processes", type=int, default=2, help="that the crowd is spread over")
+    options = parser.parse_args()
+    _raise_limit()
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "__main__"])
+    columns = ("members", "all seated, s", "processor a seat, ms", "processor a member and second, ms")
+    table = Table(*columns, "beats a second", "round trip p50, ms", "p99, ms", "memory, MiB", title="a coordinator")
+    rows = []
+    for size in options.members:
+        row = measure(size, options.seconds, options.processes)
+        rows.append(row)
+        table.add_row(
+            str(size),
+            f"{row['seated_s']:.1f}",
+            f"{row['seating_processor_ms_a_member']:.1f}",
+            f"{row['processor_ms_a_member_and_second']:.2f}",
+            f"{row['beats_a_second']:.0f}",
+            f"{row['round_trip_p50_ms']:.1f}",
+            f"{row['round_trip_p99_ms']:.1f}",
+            f"{row['memory_mib']:.0f}",
+        )
+        Console(width=140).print(table)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Drives the coordinator's machine: events in, and what follows from them on disk first, then on its way.
+
+One lock guards the machine; it is held for a transaction, never for a peer. Who finds it taken leaves its event in a
+queue, and the holder, or the ticking thread, takes all that is there at once: a thousand threads never stand in line,
+and a crowd of events costs one transaction. Of several reports of one member only the newest counts.
+
+Failure: when the journal fails, nothing of that batch is said and no later event is handled; `failure` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from paceline.control.coordinator import (
+    Action,
+    Connected,
+    Coordinator,
+    Disconnected,
+    Event,
+    Note,
+    Over,
+    Remember,
+    Tell,
+    TellAgent,
+)
+from paceline.control.journal import Happening, Journal, JournalError
+from paceline.control.messages import Directive, Report
+from paceline.control.switchboard import Switchboard
+from paceline.errors import ConnectionLost
+
+logger = logging.getLogger("paceline.control")
+
+PLAN_AGAIN_S = 2.0
+
+
+class Driver:
+    """`post` and `standing_still` from any thread; `alarm` is rung when the ticking thread should `work_off` events, or
+    see that the driver failed."""
+
+    def __init__(
+        self, machine: Coordinator, journal: Journal, members: Switchboard, agents: Switchboard, alarm: threading.Event
+    ) -> None:
+        self.failure: JournalError | None = None
+        self.over: Over | None = None
+        self.machine = machine
+        self._journal = journal
+        self._members, self._agents = members, agents
+        self._alarm = alarm
+        self._lock = threading.Lock()
+        self._events: deque[Event] = deque()
+        self._newest = machine.standing.newest
+        self._plan_on_wire: tuple[int, msgspec.Raw] = (0, msgspec.Raw())
+        self._on_the_way: dict[str, tuple[int, float]] = {}  # which plan a member's connection got, and when
+
+    def post(self, event: Event) -> None:
+        """Let the machine handle an event, here or, if it is busy, by who is at it: a thread waits neither for the
+        machine nor for the disk of others. Raises `ConnectionLost` once the journal has failed."""
+        if self.failure is not None:
+            raise ConnectionLost("this coordinator ends")
+        self._events.append(event)
+        if self.work_off() and self._events:
+            self._alarm.set()  # more came meanwhile: that is for the ticking thread, this one has a peer
+
+    def work_off(self) -> bool:
+        """Handle the events that are there, unless another thread is at it, which then is to look again; whether this
+        one did. What is left after it came in meanwhile."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._handle_all([self._events.popleft() for _ in range(len(self._events))])
+        finally:
+            self._lock.release()
+        return True
+
+    def _handle_all(self, events: list[Event]) -> None:
+        """Events, in their order; what follows from all of them is remembered in one transaction, then said."""
+        actions: list[Action] = []
+        newest = {event.member: event for event in events if isinstance(event, Report)}
+        for event in events:
+            if isinstance(event, Report) and newest[event.member] is not event:
+                continue
+            if isinstance(event, Disconnected) and self._members.has_line(event.member):
+                continue  # it is back
+            if isinstance(event, Connected):
+                self._on_the_way.pop(event.member, None)
+            actions += self.machine.handle(event, time.monotonic())
+        if not actions or self.failure is not None:
+            return
+        try:
+            self._remember(actions)
+        except JournalError as error:
+            self.failure = error
+            self._alarm.set()
+            return
+        for action in actions:
+            if isinstance(action, Tell):
+                self._tell(action.directive)
+            elif isinstance(action, TellAgent):
+                self._agents.put(action.directive.agent, "directive", action.directive)
+            elif isinstance(action, Over):
+                self.over = action
+            elif isinstance(action, Note):
+                logger.info("%s %s: %s", action.kind, action.member, action.text)
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[Coordinator]:
+        """The machine, for a look."""
+        with self._lock:
+            yield self.machine
+        if self._events:
+            self._alarm.set()
+
+    def _remember(self, actions: list[Action]) -> None:
+        changes = {action.key: action.value for action in actions if isinstance(action, Remember)}
+        term = self.machine.standing.term
+        happenings = [Happening(term, *action) for action in actions if isinstance(action, Note)]
+        standing = self.machine.standing
+        plans = [plan for plan in (standing.current, standing.pending) if plan and plan.generation > self._newest]
+        if changes or happenings or plans:
+            self._journal.commit(changes, happenings, plans)
+            self._newest = max([self._newest, *(plan.generation for plan in plans)])
+
+    def _tell(self, directive: Directive) -> None:
+        """A plan is large: it is encoded once, not once for each of its members, and not sent again to who must have
+        it on the way. It goes under a kind of its own, so that a newer directive without it does not replace it."""
+        member, plan, now = directive.member, directive.plan, time.monotonic()
+        if plan is not None and self._on_the_way.get(member, (0, 0.0)) > (plan.generation, now - PLAN_AGAIN_S):
+            plan = None
+            directive = msgspec.structs.replace(directive, plan=None)
+        if plan is None:
+            self._members.put(member, "directive", directive)
+            return
+        self._on_the_way[member] = (plan.generation, now)
+        if self._plan_on_wire[0] != plan.generation:
+            self._plan_on_wire = (plan.generation, msgspec.Raw(msgspec.msgpack.encode(plan)))
+        self._members.put(member, "plan", msgspec.structs.asdict(directive) | {"plan": self._plan_on_wire[1]})

@@ -1,0 +1,252 @@
+"""The run's database, `run.db`: what the coordinator must remember, and what people want to see. Only the coordinator
+writes it; `RunReader` reads it at the same time.
+
+Two promises, two connections:
+- `commit` is for the machine's memory. When it returns, the batch is on disk, all of it (synchronous=FULL: it survives
+  also the loss of power). If it fails, it raises `JournalError`, and the coordinator must end: it must not act on what
+  it cannot remember.
+- `record` is for progress. It survives the death of the process (synchronous=NORMAL); if it fails, the rows can be
+  given again.
+
+Both write to one file, one at a time; a later `commit` brings an earlier `record` to the disk with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from paceline.control.messages import NOTHING, Plan, Start
+from paceline.control.progress import MetricRow, StepRow
+from paceline.errors import PacelineError
+
+DATABASE = "run.db"
+VERSION = 1
+BUSY_S = 10.0  # how long one of the two connections waits for the other
+
+SCHEMA = """
+CREATE TABLE remembered(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE events(id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL, term INTEGER, kind TEXT, member TEXT, text TEXT);
+CREATE TABLE plans(generation INTEGER PRIMARY KEY, time REAL, start TEXT, base INTEGER, members TEXT, shares TEXT);
+CREATE TABLE members(
+    member TEXT PRIMARY KEY, agent TEXT, pid INTEGER, host TEXT, rank INTEGER, share INTEGER, phase TEXT, fate TEXT,
+    reason TEXT, generation INTEGER, applied INTEGER, samples_per_s REAL, step_s REAL, joined REAL, updated REAL);
+CREATE TABLE steps(
+    operation INTEGER PRIMARY KEY, time REAL, generation INTEGER, epoch INTEGER, position INTEGER, count INTEGER,
+    loss REAL, seconds REAL, founding INTEGER, times_done INTEGER);
+CREATE TABLE metrics(operation INTEGER, name TEXT, value REAL, time REAL, PRIMARY KEY(operation, name));
+CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+"""
+
+# A row of the same founding may come twice, from two main workers; only a later founding does an operation again.
+_STEP = """
+INSERT INTO steps VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, 1)
+ON CONFLICT(operation) DO UPDATE SET
+    time = excluded.time, generation = excluded.generation, epoch = excluded.epoch, position = excluded.position,
+    count = excluded.count, loss = excluded.loss, seconds = excluded.seconds, founding = excluded.founding,
+    times_done = times_done + (excluded.founding > founding)
+WHERE excluded.founding >= founding
+"""
+
+_MEMBER = """
+INSERT INTO members VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT(member) DO UPDATE SET
+    rank = excluded.rank, share = excluded.share, phase = excluded.phase, fate = excluded.fate,
+    reason = excluded.reason, generation = excluded.generation, applied = excluded.applied,
+    samples_per_s = excluded.samples_per_s, step_s = excluded.step_s, updated = excluded.updated
+"""
+
+
+class JournalError(PacelineError):
+    """The run's database cannot be read or written."""
+
+
+class MemberState(NamedTuple):
+    """A member as the coordinator sees it; `joined` and `updated` are added when it is written."""
+
+    member: str
+    agent: str
+    pid: int
+    host: str
+    rank: int
+    share: int
+    phase: str
+    fate: str
+    reason: str
+    generation: int
+    applied: int
+    samples_per_s: float
+    step_s: float
+
+
+class Happening(NamedTuple):
+    """A line of the run's log."""
+
+    term: int
+    kind: str
+    member: str
+    text: str
+
+
+class Journal:
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / DATABASE
+        self._commit_lock, self._record_lock = threading.Lock(), threading.Lock()
+        with self._speaking("opened"):
+            # Made here, so that only this user can read what it holds; SQLite gives its other files the same mode.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._memory = _connect(self.path, "FULL")
+            try:
+                _prepare(self._memory, self.path)
+                self._progress = _connect(self.path, "NORMAL")
+                self._foundings = dict(
+                    self._memory.execute(
+                        "SELECT generation, base FROM plans WHERE start = ? ORDER BY generation", (Start.FOUND.value,)
+                    )
+                )
+            except BaseException:
+                self._memory.close()
+                raise
+
+    # -- the machine's memory ----------------------------------------------------------------------------------------
+
+    def remembered(self) -> dict[str, bytes]:
+        with self._speaking("read"), self._commit_lock:
+            return dict(self._memory.execute("SELECT key, value FROM remembered"))
+
+    def commit(
+        self,
+        changes: Mapping[str, bytes | None],
+        happenings: Iterable[Happening] = (),
+        plans: Iterable[Plan] = (),
+    ) -> None:
+        """All of it is on disk when this returns. A value of None forgets its key."""
+        now, plans = time.time(), list(plans)
+        with self._speaking("written"), self._commit_lock, _transaction(self._memory) as database:
+            for key, value in changes.items():
+                if value is None:
+                    database.execute("DELETE FROM remembered WHERE key = ?", (key,))
+                else:
+                    database.execute("INSERT OR REPLACE INTO remembered VALUES(?, ?)", (key, value))
+            database.executemany(
+                "INSERT INTO events(time, term, kind, member, text) VALUES(?, ?, ?, ?, ?)",
+                [(now, *happening) for happening in happenings],
+            )
+            database.executemany("INSERT OR REPLACE INTO plans VALUES(?, ?, ?, ?, ?, ?)", [_row(p, now) for p in plans])
+        with self._record_lock:
+            self._foundings.update({plan.generation: plan.base for plan in plans if plan.start is Start.FOUND})
+
+    # -- progress ----------------------------------------------------------------------------------------------------
+
+    def record(
+        self,
+        steps: Iterable[StepRow] = (),
+        metrics: Iterable[MetricRow] = (),
+        members: Iterable[MemberState] = (),
+        run: Mapping[str, str] | None = None,
+    ) -> None:
+        now = time.time()
+        with self._speaking("written"), self._record_lock, _transaction(self._progress) as database:
+            database.executemany(
+                _STEP,
+                [
+                    (operation, now, generation, *rest, self._founding_of(generation))
+                    for operation, generation, *rest in map(msgspec.structs.astuple, steps)
+                ],
+            )
+            database.executemany(
+                "INSERT OR REPLACE INTO metrics VALUES(?, ?, ?, ?)",
+                [(row.operation, row.name, row.value, now) for row in metrics],
+            )
+            database.executemany(_MEMBER, [(*member, now, now) for member in members])
+            database.executemany("INSERT OR REPLACE INTO run VALUES(?, ?)", (run or {}).items())
+
+    def reached(self) -> tuple[int, int, int]:
+        """The generation of the newest founding, and the highest operations of a step and of a metric that are
+        recorded in it."""
+        with self._speaking("read"), self._record_lock:
+            if not self._foundings:
+                return 0, NOTHING, NOTHING
+            founding, base = max(self._foundings.items())
+            (step,) = self._progress.execute(
+                "SELECT MAX(operation) FROM steps WHERE founding = ?", (founding,)
+            ).fetchone()
+            (metric,) = self._progress.execute("SELECT MAX(operation) FROM metrics").fetchone()
+            reached = base if step is None else max(base, step)
+            return founding, reached, NOTHING if metric is None else min(metric, reached + 1)
+
+    def _founding_of(self, generation: int) -> int:
+        foundings = sorted(self._foundings)
+        at = bisect_right(foundings, generation)
+        return foundings[at - 1] if at else 0
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        with self._commit_lock, self._record_lock:
+            self._progress.close()
+            self._memory.close()
+
+    @contextlib.contextmanager
+    def _speaking(self, verb: str) -> Iterator[None]:
+        """Errors of SQLite and of the disk, as errors that say what to do."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise JournalError(
+                f"{self.path} cannot be {verb}: {error}; is its disk full, read-only or broken? Free space and start "
+                "the run again: it goes on from what was remembered"
+            ) from error
+
+
+def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    database.execute(f"PRAGMA synchronous = {synchronous}")
+    return database
+
+
+def _prepare(database: sqlite3.Connection, path: Path) -> None:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        database.execute("PRAGMA journal_mode = WAL")
+        with _transaction(database):
+            for statement in filter(str.strip, SCHEMA.split(";")):
+                database.execute(statement)
+            database.execute(f"PRAGMA user_version = {VERSION}")
+    elif version != VERSION:
+        raise JournalError(wrong_version(path, version))
+
+
+def wrong_version(path: Path, version: int) -> str:
+    return (
+        f"{path} has version {version} of the schema, this Paceline reads and writes version {VERSION}; "
+        "use the Paceline that made it, or another folder"
+    )
+
+
+@contextlib.contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All or nothing."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield database
+        database.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
+            database.execute("ROLLBACK")
+        raise
+
+
+def _row(plan: Plan, now: float) -> tuple[object, ...]:
+    members = msgspec.json.encode(plan.members).decode()
+    shares = msgspec.json.encode([seat.share for seat in plan.seats]).decode()
+    return plan.generation, now, plan.start.value, plan.base, members, shares

@@ -1,0 +1,127 @@
+"""What a person wants to see of a run, on its way from the workers to the run's database: beside the machines, which
+do not need it.
+
+Every worker keeps the rows of its steps until they are on disk, but only the *main* one (rank 0) sends them; after its
+death the next one sends what is missing. At most one `Progress` of a worker is under way; it is answered by
+`Recorded` when it is on disk.
+
+A run that lost all holders of its state is founded again from a checkpoint and repeats operations. What is recorded is
+therefore said for one *founding*, named by the generation of its plan: rows of earlier foundings are obsolete.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import msgspec
+
+from paceline.control.messages import NOTHING
+
+MAX_ROWS = 20_000  # what a worker keeps while the coordinator is away; the oldest go first
+MAX_SENT = 500  # rows in one frame
+
+
+class StepRow(msgspec.Struct, frozen=True, array_like=True):
+    operation: int
+    generation: int
+    epoch: int
+    position: int
+    count: int
+    loss: float
+    seconds: float
+
+
+class MetricRow(msgspec.Struct, frozen=True, array_like=True):
+    operation: int
+    name: str
+    value: float
+
+
+class WorkerRow(msgspec.Struct, frozen=True, array_like=True):
+    """How one worker is doing."""
+
+    rank: int
+    share: int
+    samples_per_s: float
+    step_s: float
+    step: int
+
+
+class Progress(msgspec.Struct, frozen=True):
+    member: str
+    number: int
+    steps: tuple[StepRow, ...] = ()
+    metrics: tuple[MetricRow, ...] = ()
+    worker: WorkerRow | None = None
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """The highest operation of a step and of a metric that are on disk in the present founding, and the number of the
+    progress that this answers."""
+
+    number: int
+    founding: int
+    operation: int
+    metric: int = NOTHING
+
+
+class ProgressKeeper:
+    """Rows of one worker, until they are recorded. Used from any thread; nothing here waits."""
+
+    def __init__(self, member: str) -> None:
+        self._member = member
+        self._lock = threading.Lock()
+        self._steps: deque[StepRow] = deque(maxlen=MAX_ROWS)
+        self._metrics: deque[MetricRow] = deque(maxlen=MAX_ROWS)
+        self._worker: WorkerRow | None = None
+        self._number = 0
+        self._under_way: Progress | None = None
+        self._is_main = False  # when that was taken
+
+    def add(self, row: StepRow) -> None:
+        with self._lock:
+            self._steps.append(row)
+
+    def add_metric(self, row: MetricRow) -> None:
+        with self._lock:
+            self._metrics.append(row)
+
+    def describe(self, row: WorkerRow) -> None:
+        with self._lock:
+            self._worker = row
+
+    def take(self, is_main: bool) -> Progress | None:
+        """What to send now; None while an earlier one is under way."""
+        with self._lock:
+            if self._under_way is not None:
+                return None
+            self._number += 1
+            self._is_main = is_main
+            steps = tuple(self._steps)[:MAX_SENT] if is_main else ()
+            metrics = tuple(self._metrics)[:MAX_SENT] if is_main else ()
+            self._under_way = Progress(self._member, self._number, steps, metrics, self._worker)
+            return self._under_way
+
+    def recorded(self, answer: Recorded) -> None:
+        with self._lock:
+            if self._under_way is None or self._under_way.number != answer.number:
+                return  # of an earlier connection; what it said will be said again
+            done = set(self._under_way.metrics)
+            self._under_way = None
+            for row in list(self._steps):
+                if row.generation < answer.founding or row.operation <= answer.operation:
+                    self._steps.remove(row)
+            for metric in list(self._metrics):
+                # Who is not main drops what main has recorded; main may add to an operation that is recorded already.
+                if metric in done or (not self._is_main and metric.operation <= answer.metric):
+                    self._metrics.remove(metric)
+
+    def reconnected(self) -> None:
+        """What was under way may be lost: it is sent again."""
+        with self._lock:
+            self._under_way = None
+
+    def num_unrecorded(self) -> int:
+        with self._lock:
+            return len(self._steps) + len(self._metrics)

@@ -1,0 +1,137 @@
+"""Brings what people want to see into the run's database, a few transactions a second, on a thread of its own, so that
+a slow disk holds up nobody.
+
+Failure: rows that cannot be written are kept and tried again; it is logged once, until it works again. A worker is
+told that its rows are recorded only when they are, and keeps them until then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from paceline.control.coordinator import Coordinator
+from paceline.control.journal import Journal, JournalError, MemberState
+from paceline.control.progress import Progress, Recorded, WorkerRow
+
+logger = logging.getLogger("paceline.control")
+
+EVERY_S = 0.25
+MEMBERS_EVERY_S = 1.0
+
+
+class Recorder:
+    """`look` gives the states of all members and the values of the run's table, under the lock of the machine; `answer`
+    tells a member what is recorded."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        look: Callable[[], tuple[list[MemberState], dict[str, str]]],
+        answer: Callable[[str, Recorded], None],
+    ) -> None:
+        self._journal = journal
+        self._look, self._answer = look, answer
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Progress] = {}
+        self._workers: dict[str, WorkerRow] = {}
+        self._written: dict[str, object] = {}  # what the database holds, to write changes only
+        self._looks_at = 0.0
+        self._complained = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-recorder", daemon=True)
+        self._thread.start()
+
+    def add(self, progress: Progress) -> None:
+        """From any thread; does not wait."""
+        with self._lock:
+            self._waiting[progress.member] = progress
+
+    def halt(self) -> None:
+        """Write no more."""
+        self._ending.set()
+        self._thread.join()
+
+    def close(self, last: dict[str, str]) -> None:
+        """Write what is left, and these last values of the run."""
+        self.halt()
+        self._write(last)
+
+    def _run(self) -> None:
+        while not self._ending.wait(EVERY_S):
+            self._write({})
+
+    def _write(self, last: dict[str, str]) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        self._workers.update({name: row.worker for name, row in waiting.items() if row.worker is not None})
+        members: list[MemberState] = []
+        run: dict[str, str] = {}
+        if last or time.monotonic() >= self._looks_at:
+            self._looks_at = time.monotonic() + MEMBERS_EVERY_S
+            members, run = self._look()
+            run |= last
+            members = [self._with_speed(member) for member in members]
+            members = [member for member in members if self._written.get(f"member {member.member}") != member]
+            run = {key: value for key, value in run.items() if self._written.get(f"run {key}") != value}
+        if not (waiting or members or run):
+            return
+        try:
+            self._journal.record(
+                [row for progress in waiting.values() for row in progress.steps],
+                [row for progress in waiting.values() for row in progress.metrics],
+                members,
+                run,
+            )
+            founding, operation, metric = self._journal.reached()
+        except JournalError as error:
+            self._keep(waiting, error)
+            return
+        self._complained = False
+        self._written.update({f"member {member.member}": member for member in members})
+        self._written.update({f"run {key}": value for key, value in run.items()})
+        for progress in waiting.values():
+            self._answer(progress.member, Recorded(progress.number, founding, operation, metric))
+
+    def _keep(self, waiting: dict[str, Progress], error: JournalError) -> None:
+        with self._lock:
+            self._waiting = waiting | self._waiting
+        if not self._complained:
+            self._complained = True
+            logger.error("progress is not recorded: %s; workers keep it, and it is tried again", error)
+
+    def _with_speed(self, member: MemberState) -> MemberState:
+        worker = self._workers.get(member.member)
+        if worker is None:
+            return member
+        return member._replace(samples_per_s=worker.samples_per_s, step_s=worker.step_s)
+
+
+def states_of(machine: Coordinator) -> list[MemberState]:
+    """All members, as the machine knows them."""
+    plan = machine.standing.current or machine.standing.pending
+    seats = {seat.member: (rank, seat.share) for rank, seat in enumerate(plan.seats)} if plan is not None else {}
+    states = []
+    for name, record in machine.records.items():
+        rank, share = seats.get(name, (-1, 0)) if record.fate is None else (-1, 0)
+        introduction, report = record.introduction, record.report
+        states.append(
+            MemberState(
+                member=name,
+                agent=introduction.agent,
+                pid=introduction.pid,
+                host=introduction.host,
+                rank=rank,
+                share=share,
+                phase=report.phase.value,
+                fate=record.fate.value if record.fate is not None else "",
+                reason=record.reason,
+                generation=report.generation,
+                applied=report.applied,
+                samples_per_s=0.0,
+                step_s=0.0,
+            )
+        )
+    return states

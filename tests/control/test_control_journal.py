@@ -1,0 +1,206 @@
+"""The run's database and folder."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+from control_helpers import card_of
+
+from paceline.control.folder import LOCK_FILE, FolderLock, FolderRefused, prepare, refuse_network, type_of_mount
+from paceline.control.journal import Happening, Journal, JournalError, MemberState
+from paceline.control.messages import Plan, Seat, Start
+from paceline.control.progress import MetricRow, StepRow
+from paceline.control.reader import RunReader
+from paceline.wire.identity import Identity
+
+MOUNTS = r"""
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:25 / /home rw,relatime shared:2 - nfs4 server:/export/home rw,vers=4.2
+31 22 0:26 / /home/me/local rw - xfs /dev/vdb rw
+32 22 0:27 / /mnt/my\040share rw - cifs //server/share rw
+33 22 0:28 / /scratch rw - lustre 10.0.0.1@tcp:/scratch rw
+34 22 0:29 / /sshfs rw shared:9 master:1 - fuse.sshfs me@host: rw
+35 22 0:30 / /over rw - nfs server:/over rw
+36 35 0:31 / /over rw - tmpfs tmpfs rw
+"""
+
+
+def step(operation: int, generation: int, loss: float = 1.0) -> StepRow:
+    return StepRow(operation, generation, 0, operation * 8, 8, loss, 0.1)
+
+
+def plan(generation: int, start: Start, base: int = 0) -> Plan:
+    return Plan(generation, start, (Seat(card_of(Identity("m1"))), Seat(card_of(Identity("m2")), 3)), base)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data/run", "ext4"),
+        ("/home/me/run", "nfs4"),
+        ("/home", "nfs4"),
+        ("/homes/run", "ext4"),
+        ("/home/me/local/run", "xfs"),
+        ("/mnt/my share/run", "cifs"),
+        ("/over/run", "tmpfs"),
+    ],
+)
+def test_the_mount_of_a_path(path: str, kind: str) -> None:
+    assert type_of_mount(path, MOUNTS) == kind
+
+
+@pytest.mark.parametrize("path", ["/home/me/run", "/mnt/my share/run", "/scratch/x", "/sshfs"])
+def test_network_file_systems_are_refused_with_a_remedy(path: str) -> None:
+    with pytest.raises(FolderRefused, match=r"network file system .*give a folder on a disk of this machine"):
+        refuse_network(path, MOUNTS)
+
+
+@pytest.mark.parametrize("path", ["/data/run", "/home/me/local", "/over/run"])
+def test_local_ones_are_not(path: str) -> None:
+    refuse_network(path, MOUNTS)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderRefused, match="give another one"):
+        prepare(tmp_path / "file" / "run")
+
+
+def test_a_folder_has_one_coordinator(tmp_path: Path) -> None:
+    first = FolderLock(tmp_path)
+    with pytest.raises(FolderRefused, match=f"process {os.getpid()};"):
+        FolderLock(tmp_path)
+    first.close()
+    FolderLock(tmp_path).close()
+    assert (tmp_path / LOCK_FILE).exists()
+
+
+def test_what_is_committed_is_there_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.commit({"a": b"1", "b": b"\x00\xff"}, [Happening(1, "joined", "m1", "hello")], [plan(1, Start.FOUND)])
+    journal.commit({"a": None, "c": b"3"})
+    # Not closed: as after kill -9.
+    again = Journal(tmp_path)
+    assert again.remembered() == {"b": b"\x00\xff", "c": b"3"}
+    with RunReader(tmp_path) as reader:
+        (event,) = reader.events()
+        assert (event.term, event.kind, event.member, event.text) == (1, "joined", "m1", "hello")
+        (row,) = reader.plans()
+        assert (row.generation, row.start, row.members, row.shares) == (1, "found", ("m1", "m2"), (1, 3))
+    again.close()
+    journal.close()
+
+
+def test_a_batch_is_all_or_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.commit({"a": b"1"})
+    with pytest.raises(JournalError, match=r"cannot be written.*start the run again"):
+        journal.commit({"a": b"2", "b": object()})  # type: ignore[dict-item]
+    assert journal.remembered() == {"a": b"1"}
+    journal.commit({"a": b"3"})
+    assert journal.remembered() == {"a": b"3"}
+    journal.close()
+
+
+def test_only_a_new_founding_does_an_operation_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    assert journal.reached() == (0, -1, -1)
+    journal.commit({}, plans=[plan(1, Start.FOUND), plan(2, Start.RECOVER, 2)])
+    journal.record([step(n, 1) for n in (1, 2, 3)], [MetricRow(2, "accuracy", 0.5)])
+    journal.record([step(3, 2), step(4, 2)])  # another main, which caught up with 3 in generation 2
+    assert journal.reached() == (1, 4, 2)
+    journal.commit({}, plans=[plan(3, Start.FOUND, 2)])
+    assert journal.reached() == (3, 2, 2)
+    journal.record([step(3, 3, loss=0.25), step(4, 2, loss=9.0)])  # the last one is late: it was undone
+    journal.close()
+    journal = Journal(tmp_path)
+    assert journal.reached() == (3, 3, 2)
+    with RunReader(tmp_path) as reader:
+        assert [(row.operation, row.times_done, row.loss) for row in reader.steps()] == [
+            (1, 1, 1.0),
+            (2, 1, 1.0),
+            (3, 2, 0.25),
+            (4, 1, 9.0),
+        ]
+        assert [(row.operation, row.name, row.value) for row in reader.metrics()] == [(2, "accuracy", 0.5)]
+    journal.close()
+
+
+def test_members_keep_the_time_they_joined(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    state = MemberState("m1", "agent", 7, "here", 0, 1, "ready", "", "", 0, -1, 0.0, 0.0)
+    journal.record(members=[state], run={"name": "a run", "started": "5.5", "fact/batch": "32"})
+    with RunReader(tmp_path) as reader:
+        (before,) = reader.members()
+        journal.record(members=[state._replace(phase="active", samples_per_s=100.0)])
+        (after,) = reader.members()
+        assert (after.joined, after.phase, after.samples_per_s) == (before.joined, "active", 100.0)
+        status = reader.status()
+        assert (status.name, status.started, status.facts) == ("a run", 5.5, {"batch": "32"})
+    journal.close()
+
+
+def test_a_loss_that_is_no_number_is_none(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.record([step(1, 1, float("nan")), step(2, 1, float("inf"))])
+    with RunReader(tmp_path) as reader:
+        assert [row.loss for row in reader.steps()] == [None, float("inf")]
+    journal.close()
+
+
+def test_another_version_is_refused_by_both(tmp_path: Path) -> None:
+    Journal(tmp_path).close()
+    with sqlite3.connect(tmp_path / "run.db") as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    for opener in (Journal, RunReader):
+        with pytest.raises(JournalError, match="version 99"):
+            opener(tmp_path)
+
+
+def test_a_damaged_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.db").write_bytes(b"not a database" * 100)
+    for opener in (Journal, RunReader):
+        with pytest.raises(JournalError, match=r"run\.db cannot be"):
+            opener(tmp_path)
+
+
+def test_there_is_nothing_to_read_before_the_first_run(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="there is no run in"):
+        RunReader(tmp_path)
+
+
+def test_a_reader_cannot_write(tmp_path: Path) -> None:
+    Journal(tmp_path).close()
+    with RunReader(tmp_path) as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader._database.execute("DELETE FROM run")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> object:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_an_error_and_damages_nothing(small_disk: Path) -> None:
+    journal = Journal(small_disk)
+    journal.commit({"plan": b"1"})
+    (small_disk / "filler").write_bytes(b"\0" * (os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
+    with pytest.raises(JournalError, match="disk full"):
+        journal.commit({"key": b"x" * 1_000_000})
+    (small_disk / "filler").unlink()
+    assert journal.remembered()["plan"] == b"1"
+    journal.commit({"plan": b"2"})
+    journal.close()
+    again = Journal(small_disk)
+    assert again.remembered()["plan"] == b"2"
+    again.close()

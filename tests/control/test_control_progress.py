@@ -1,0 +1,87 @@
+"""Rows on their way to the database."""
+
+from __future__ import annotations
+
+from paceline.control.progress import MAX_ROWS, MAX_SENT, MetricRow, ProgressKeeper, Recorded, StepRow, WorkerRow
+
+
+def step(operation: int, generation: int = 1) -> StepRow:
+    return StepRow(operation, generation, 0, 0, 1, 0.0, 0.0)
+
+
+def keeper_with(*operations: int) -> ProgressKeeper:
+    keeper = ProgressKeeper("m")
+    for operation in operations:
+        keeper.add(step(operation))
+    return keeper
+
+
+def test_only_main_sends_rows_and_everybody_how_it_does() -> None:
+    worker = WorkerRow(1, 8, 100.0, 0.08, 3)
+    for is_main in (False, True):
+        keeper = keeper_with(1, 2)
+        keeper.describe(worker)
+        progress = keeper.take(is_main)
+        assert progress is not None
+        assert [row.operation for row in progress.steps] == ([1, 2] if is_main else [])
+        assert progress.worker == worker
+
+
+def test_rows_are_kept_until_they_are_recorded() -> None:
+    keeper = keeper_with(1, 2, 3)
+    first = keeper.take(True)
+    assert first is not None
+    assert keeper.take(True) is None  # one at a time
+    keeper.reconnected()
+    again = keeper.take(True)
+    assert again is not None
+    assert again.steps == first.steps
+    keeper.recorded(Recorded(first.number, 1, 3))  # of the lost connection
+    assert keeper.num_unrecorded() == 3
+    keeper.recorded(Recorded(again.number, 1, 2))
+    rest = keeper.take(True)
+    assert rest is not None
+    assert [row.operation for row in rest.steps] == [3]
+
+
+def test_who_becomes_main_sends_what_is_missing() -> None:
+    keeper = keeper_with(1, 2, 3)
+    keeper.add_metric(MetricRow(2, "a", 1.0))
+    keeper.add_metric(MetricRow(3, "a", 1.0))
+    taken = keeper.take(False)
+    assert taken is not None
+    keeper.recorded(Recorded(taken.number, 1, 2, 2))
+    as_main = keeper.take(True)
+    assert as_main is not None
+    assert [row.operation for row in as_main.steps] == [3]
+    assert [row.operation for row in as_main.metrics] == [3]
+
+
+def test_main_may_add_a_metric_to_an_operation_that_is_recorded() -> None:
+    keeper = keeper_with()
+    keeper.add_metric(MetricRow(5, "a", 1.0))
+    first = keeper.take(True)
+    assert first is not None
+    keeper.add_metric(MetricRow(5, "b", 2.0))
+    keeper.recorded(Recorded(first.number, 1, 5, 5))
+    second = keeper.take(True)
+    assert second is not None
+    assert [row.name for row in second.metrics] == ["b"]
+
+
+def test_rows_of_an_earlier_founding_are_obsolete() -> None:
+    keeper = keeper_with(7, 8)
+    keeper.add(step(6, generation=4))
+    taken = keeper.take(True)
+    assert taken is not None
+    keeper.recorded(Recorded(taken.number, 4, 5))
+    assert [row.generation for row in (keeper.take(True) or taken).steps] == [4]
+
+
+def test_what_is_kept_and_sent_is_bounded() -> None:
+    keeper = keeper_with(*range(MAX_ROWS + 10))
+    taken = keeper.take(True)
+    assert taken is not None
+    assert len(taken.steps) == MAX_SENT
+    assert taken.steps[0].operation == 10
+    assert keeper.num_unrecorded() == MAX_ROWS
