@@ -99,7 +99,6 @@ def test_newcomers_and_deaths_make_new_plans(tmp_path: Path) -> None:
         assert [step.operation for step in reader.steps()] == first.applied
 
 
-@pytest.mark.xfail(strict=True, reason="the coordinator does not tell a leaver of the switch in which it has no seat")
 def test_who_is_drained_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     with serving(new_config(tmp_path, wanted=2)) as running, training(running.ticket, 2) as (first, second):
         eventually(lambda: len(first.applied) > 5, "the run to start")

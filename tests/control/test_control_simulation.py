@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.control.messages import Phase
 from paceline.testing.simulation import Violation, World
 from paceline.testing.simulation.mutations import MUTATIONS, Mutation
 
@@ -44,3 +45,19 @@ def test_a_seed_replays_the_same_schedule() -> None:
         world.run()
         ends.add((world.now, len(world.workers)))
     assert len(ends) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_wants_to_leave_leaves_and_who_comes_gets_a_seat(seed: int) -> None:
+    world = World(seed, calm=True)
+    for _ in range(2):
+        world.after(0.0, world.agents["a"].start)
+    world.after(1.5, lambda: next(iter(world.workers.values())).leave())
+    world.after(2.0, world.agents["a"].start)
+    world.run()
+    leaver, *others, newcomer = world.workers.values()
+    end = max(worker.machine.applied for worker in world.workers.values())
+    assert leaver.machine.phase is not Phase.ENDED
+    assert 0 < leaver.machine.applied < end
+    assert newcomer.machine.applied == end
+    assert all(worker.machine.phase is Phase.ENDED for worker in [*others, newcomer])

@@ -21,7 +21,7 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -144,6 +144,7 @@ class Coordinator:
         self.settings = settings
         self.records: dict[str, Record] = {}
         self._agents: dict[str, AgentReport] = {}
+        self._agents_heard: dict[str, float] = {}
         self._agent_orders: dict[str, tuple[tuple[int, ...], bool]] = {}
         self._conflicts: Counter[frozenset[str]] = Counter()
         self._now = now
@@ -165,16 +166,21 @@ class Coordinator:
     # -- the shell's side --------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        self._actions = self._first_actions
-        self._first_actions = []
-        if isinstance(event, Tick) and now - self._now > self.settings.sleep_s:
+        return self.handle_all([event], now)
+
+    def handle_all(self, events: Sequence[Event], now: float) -> list[Action]:
+        """Several events at once cost one decision."""
+        self._actions, self._first_actions = self._first_actions, []
+        if now - self._now > self.settings.sleep_s and any(isinstance(event, Tick) for event in events):
             for record in self.records.values():  # this process stood still, not the others
                 record.heard = now
         self._now = max(self._now, now)
-        if getattr(self, f"_on_{type(event).__name__.lower()}")(event):
+        relevant = [getattr(self, f"_on_{type(event).__name__.lower()}")(event) for event in events]
+        if any(relevant):
             self._decide()
             self._tell_all()
-        self._answer(event)
+        for event in events:
+            self._answer(event)
         # What is to be remembered comes before what is said; both keep their order.
         return sorted(self._actions, key=lambda action: not isinstance(action, Remember))
 
@@ -183,12 +189,12 @@ class Coordinator:
         return [record for record in self.records.values() if record.fate is None]
 
     def plan_of(self, member: str) -> Plan | None:
-        """The newest plan that concerns a member."""
-        for plan in (self.standing.pending, self.standing.current):
-            if plan is not None and plan.rank_of(member) >= 0:
-                return plan
+        """The newest plan that concerns a member: it has a seat in it, or leaves by it."""
         current, pending = self.standing.current, self.standing.pending
-        return pending if current is not None and current.rank_of(member) >= 0 else None
+        is_seated = current is not None and current.rank_of(member) >= 0
+        if pending is not None and (is_seated or pending.rank_of(member) >= 0):
+            return pending
+        return current if is_seated else None
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -212,6 +218,7 @@ class Coordinator:
         if known is not None and known.number >= report.number:
             return False
         self._agents[report.agent] = report
+        self._agents_heard[report.agent] = self._now
         return bool(report.exits) or known is None
 
     def _on_connected(self, event: Connected) -> bool:
@@ -295,7 +302,9 @@ class Coordinator:
     def _is_busy(self, record: Record) -> bool:
         """Whether the agent sees the process use the processor: then it is slow, not dead."""
         agent = self._agents.get(record.introduction.agent)
-        vitals: Vitals | None = agent.living.get(record.introduction.pid) if agent is not None else None
+        if agent is None or self._now - self._agents_heard[agent.agent] > self.settings.silence_s:
+            return False
+        vitals: Vitals | None = agent.living.get(record.introduction.pid)
         return vitals is not None and vitals.busy and vitals.state not in "TtZX"
 
     def _is_suspected(self, record: Record) -> bool:

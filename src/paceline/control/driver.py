@@ -81,7 +81,7 @@ class Driver:
 
     def _handle_all(self, events: list[Event]) -> None:
         """Events, in their order; what follows from all of them is remembered in one transaction, then said."""
-        actions: list[Action] = []
+        chosen: list[Event] = []
         newest = {event.member: event for event in events if isinstance(event, Report)}
         for event in events:
             if isinstance(event, Report) and newest[event.member] is not event:
@@ -90,7 +90,8 @@ class Driver:
                 continue  # it is back
             if isinstance(event, Connected):
                 self._on_the_way.pop(event.member, None)
-            actions += self.machine.handle(event, time.monotonic())
+            chosen.append(event)
+        actions = self.machine.handle_all(chosen, time.monotonic()) if chosen else []
         if not actions or self.failure is not None:
             return
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from enum import Enum
 
 import msgspec
@@ -39,7 +40,7 @@ class Seat(msgspec.Struct, frozen=True):
         return self.card.member
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, dict=True):
     """Who takes part, in order of rank. Immutable; a generation is used for one plan only.
 
     `base` is the operation after which all stand when it starts (in a switch it is agreed in band). `gifts` says from
@@ -53,14 +54,15 @@ class Plan(msgspec.Struct, frozen=True):
 
     def rank_of(self, member: str) -> int:
         """The rank of a member, or -1."""
-        for rank, seat in enumerate(self.seats):
-            if seat.card.member == member:
-                return rank
-        return -1
+        return self._ranks.get(member, -1)
 
-    @property
+    @functools.cached_property
     def members(self) -> tuple[str, ...]:
         return tuple(seat.card.member for seat in self.seats)
+
+    @functools.cached_property
+    def _ranks(self) -> dict[str, int]:
+        return {member: rank for rank, member in enumerate(self.members)}
 
 
 class Introduction(msgspec.Struct, frozen=True):

@@ -55,10 +55,13 @@ class Record:
         return f"{who.card.role} {self.member} (process {who.pid} on {who.host})"
 
     def take(self, report: Report) -> bool:
-        """A newer report; whether it says anything else than the last one."""
-        before = msgspec.structs.replace(self.report, number=0, term=0)
+        """A newer report; whether a decision could depend on what is new in it. Progress alone is no such thing."""
+        before = self._essence()
         self.report = msgspec.structs.replace(report, introduction=None)
-        return msgspec.structs.replace(self.report, number=0, term=0) != before
+        return self._essence() != before
+
+    def _essence(self) -> Report:
+        return msgspec.structs.replace(self.report, number=0, term=0, applied=min(self.report.applied, 0))
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
