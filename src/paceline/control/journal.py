@@ -51,11 +51,14 @@ CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 _STEP = """
 INSERT INTO steps VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, 1)
 ON CONFLICT(operation) DO UPDATE SET
-    time = excluded.time, generation = excluded.generation, epoch = excluded.epoch, position = excluded.position,
+    time = CASE WHEN excluded.founding > founding THEN excluded.time ELSE time END,
+    generation = excluded.generation, epoch = excluded.epoch, position = excluded.position,
     count = excluded.count, loss = excluded.loss, seconds = excluded.seconds, founding = excluded.founding,
     times_done = times_done + (excluded.founding > founding)
 WHERE excluded.founding >= founding
 """
+
+_EVENT = "INSERT INTO events(time, term, kind, member, text) VALUES(?, ?, ?, ?, ?)"
 
 _MEMBER = """
 INSERT INTO members VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -137,10 +140,7 @@ class Journal:
                     database.execute("DELETE FROM remembered WHERE key = ?", (key,))
                 else:
                     database.execute("INSERT OR REPLACE INTO remembered VALUES(?, ?)", (key, value))
-            database.executemany(
-                "INSERT INTO events(time, term, kind, member, text) VALUES(?, ?, ?, ?, ?)",
-                [(now, *happening) for happening in happenings],
-            )
+            database.executemany(_EVENT, [(now, *happening) for happening in happenings])
             database.executemany("INSERT OR REPLACE INTO plans VALUES(?, ?, ?, ?, ?, ?)", [_row(p, now) for p in plans])
         with self._record_lock:
             self._foundings.update({plan.generation: plan.base for plan in plans if plan.start is Start.FOUND})
@@ -153,14 +153,15 @@ class Journal:
         metrics: Iterable[MetricRow] = (),
         members: Iterable[MemberState] = (),
         run: Mapping[str, str] | None = None,
+        happenings: Iterable[Happening] = (),
     ) -> None:
         now = time.time()
         with self._speaking("written"), self._record_lock, _transaction(self._progress) as database:
             database.executemany(
                 _STEP,
                 [
-                    (operation, now, generation, *rest, self._founding_of(generation))
-                    for operation, generation, *rest in map(msgspec.structs.astuple, steps)
+                    (operation, at or now, generation, *rest, self._founding_of(generation))
+                    for operation, generation, *rest, at in map(msgspec.structs.astuple, steps)
                 ],
             )
             database.executemany(
@@ -169,6 +170,7 @@ class Journal:
             )
             database.executemany(_MEMBER, [(*member, now, now) for member in members])
             database.executemany("INSERT OR REPLACE INTO run VALUES(?, ?)", (run or {}).items())
+            database.executemany(_EVENT, [(now, *happening) for happening in happenings])
 
     def reached(self) -> tuple[int, int, int]:
         """The generation of the newest founding, and the highest operations of a step and of a metric that are

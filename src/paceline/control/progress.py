@@ -30,6 +30,7 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True):
     count: int
     loss: float
     seconds: float
+    time: float = 0.0  # since 1970, as its worker saw it end; 0 for when it is recorded
 
 
 class MetricRow(msgspec.Struct, frozen=True, array_like=True):
@@ -39,13 +40,23 @@ class MetricRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True, array_like=True):
-    """How one worker is doing."""
+    """How one worker is doing. `share` are the samples of its last step, `num_epochs` those it is asked for, 0 if that
+    is not known."""
 
     rank: int
     share: int
     samples_per_s: float
     step_s: float
     step: int
+    num_epochs: int = 0
+
+
+class Remark(msgspec.Struct, frozen=True, array_like=True):
+    """Something that happened to one worker; numbered, because it may be sent twice."""
+
+    number: int
+    kind: str
+    text: str
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -54,6 +65,7 @@ class Progress(msgspec.Struct, frozen=True):
     steps: tuple[StepRow, ...] = ()
     metrics: tuple[MetricRow, ...] = ()
     worker: WorkerRow | None = None
+    remarks: tuple[Remark, ...] = ()
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -75,6 +87,8 @@ class ProgressKeeper:
         self._steps: deque[StepRow] = deque(maxlen=MAX_ROWS)
         self._metrics: deque[MetricRow] = deque(maxlen=MAX_ROWS)
         self._worker: WorkerRow | None = None
+        self._remarks: deque[Remark] = deque(maxlen=MAX_ROWS)
+        self._num_remarks = 0
         self._number = 0
         self._under_way: Progress | None = None
         self._is_main = False  # when that was taken
@@ -91,6 +105,11 @@ class ProgressKeeper:
         with self._lock:
             self._worker = row
 
+    def remark(self, kind: str, text: str) -> None:
+        with self._lock:
+            self._num_remarks += 1
+            self._remarks.append(Remark(self._num_remarks, kind, text))
+
     def take(self, is_main: bool) -> Progress | None:
         """What to send now; None while an earlier one is under way."""
         with self._lock:
@@ -100,7 +119,8 @@ class ProgressKeeper:
             self._is_main = is_main
             steps = tuple(self._steps)[:MAX_SENT] if is_main else ()
             metrics = tuple(self._metrics)[:MAX_SENT] if is_main else ()
-            self._under_way = Progress(self._member, self._number, steps, metrics, self._worker)
+            remarks = tuple(self._remarks)[:MAX_SENT]
+            self._under_way = Progress(self._member, self._number, steps, metrics, self._worker, remarks)
             return self._under_way
 
     def recorded(self, answer: Recorded) -> None:
@@ -108,6 +128,8 @@ class ProgressKeeper:
             if self._under_way is None or self._under_way.number != answer.number:
                 return  # of an earlier connection; what it said will be said again
             done = set(self._under_way.metrics)
+            for _ in self._under_way.remarks:
+                self._remarks.popleft()
             self._under_way = None
             for row in list(self._steps):
                 if row.generation < answer.founding or row.operation <= answer.operation:

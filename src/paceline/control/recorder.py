@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from paceline.control.coordinator import Coordinator
-from paceline.control.journal import Journal, JournalError, MemberState
+from paceline.control.journal import Happening, Journal, JournalError, MemberState
 from paceline.control.progress import Progress, Recorded, WorkerRow
 
 logger = logging.getLogger("paceline.control")
@@ -37,6 +37,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._waiting: dict[str, Progress] = {}
         self._workers: dict[str, WorkerRow] = {}
+        self._remarked: dict[str, int] = {}  # the number of each worker's last remark that is recorded
         self._written: dict[str, object] = {}  # what the database holds, to write changes only
         self._looks_at = 0.0
         self._complained = False
@@ -73,6 +74,8 @@ class Recorder:
             self._looks_at = time.monotonic() + MEMBERS_EVERY_S
             members, run = self._look()
             run |= last
+            if num_epochs := max((worker.num_epochs for worker in self._workers.values()), default=0):
+                run["fact/num_epochs"] = str(num_epochs)
             members = [self._with_speed(member) for member in members]
             members = [member for member in members if self._written.get(f"member {member.member}") != member]
             run = {key: value for key, value in run.items() if self._written.get(f"run {key}") != value}
@@ -84,12 +87,17 @@ class Recorder:
                 [row for progress in waiting.values() for row in progress.metrics],
                 members,
                 run,
+                self._remarks_of(waiting),
             )
             founding, operation, metric = self._journal.reached()
         except JournalError as error:
             self._keep(waiting, error)
             return
         self._complained = False
+        for progress in waiting.values():
+            self._remarked[progress.member] = max(
+                [self._remarked.get(progress.member, 0), *(remark.number for remark in progress.remarks)]
+            )
         self._written.update({f"member {member.member}": member for member in members})
         self._written.update({f"run {key}": value for key, value in run.items()})
         for progress in waiting.values():
@@ -102,11 +110,21 @@ class Recorder:
             self._complained = True
             logger.error("progress is not recorded: %s; workers keep it, and it is tried again", error)
 
+    def _remarks_of(self, waiting: dict[str, Progress]) -> list[Happening]:
+        """What workers tell of, each once."""
+        return [
+            Happening(0, remark.kind, progress.member, remark.text)
+            for progress in waiting.values()
+            for remark in progress.remarks
+            if remark.number > self._remarked.get(progress.member, 0)
+        ]
+
     def _with_speed(self, member: MemberState) -> MemberState:
         worker = self._workers.get(member.member)
         if worker is None:
             return member
-        return member._replace(samples_per_s=worker.samples_per_s, step_s=worker.step_s)
+        share = worker.share if member.rank >= 0 else 0
+        return member._replace(share=share, samples_per_s=worker.samples_per_s, step_s=worker.step_s)
 
 
 def states_of(machine: Coordinator) -> list[MemberState]:

@@ -107,7 +107,8 @@ class Session:
         self._loader_options = loader
         self._seed = seed
         self._facts = {
-            "the data": f"{self._batches.length} samples, fingerprint {fingerprint(data, seed=seed)[:16]}",
+            "dataset_length": str(self._batches.length),
+            "the data's fingerprint": fingerprint(data, seed=seed)[:16],
             "global_batch": str(global_batch),
             "seed": str(seed),
             "the optimizers": ", ".join(type(one).__name__ for one in optimizers),
@@ -250,7 +251,14 @@ class Session:
         self._settle(place.operation)
         seconds = time.monotonic() - began
         self._row = StepRow(
-            place.operation, place.plan.generation, cursor.epoch, cursor.position, batch.total, agreement.loss, seconds
+            operation=place.operation,
+            generation=place.plan.generation,
+            epoch=cursor.epoch,
+            position=cursor.position,
+            count=batch.total,
+            loss=agreement.loss,
+            seconds=seconds,
+            time=time.time(),
         )
         self._report_speed(place, batch, compute_s, seconds)
         self._keep_result(place, agreement.loss)
@@ -397,7 +405,8 @@ class Session:
 
     def _report_speed(self, place: Place, batch: Batch, compute_s: float, seconds: float) -> None:
         speed = batch.samples / compute_s if compute_s > 0 else 0.0
-        self._join().client.progress.describe(WorkerRow(place.rank, batch.samples, speed, seconds, self._book.steps))
+        row = WorkerRow(place.rank, batch.samples, speed, seconds, self._book.steps, self._first_epoch)
+        self._join().client.progress.describe(row)
 
     # -- results for who is behind, or comes later -------------------------------------------------------------------
 
@@ -558,7 +567,10 @@ class Session:
             self._joined.close(flush_s)
 
     def _tell(self, kind: str, text: str) -> None:
+        """For the run's log."""
         logger.info("%s: %s", kind, text)
+        if self._joined is not None and kind in _TOLD:
+            self._joined.client.progress.remark(*_TOLD[kind](text))
 
     def __enter__(self) -> Session:
         return self
@@ -594,6 +606,15 @@ class Epoch:
 
 
 _END = "the end"
+# What of a worker's events is worth a line in the run's log.
+_TOLD: dict[str, Callable[[str], tuple[str, str]]] = {
+    "published": lambda text: ("checkpoint", text),
+    "failed": lambda text: ("warning", f"no checkpoint: {text}"),
+    "skipped": lambda text: ("warning", f"no checkpoint: {text}"),
+    "skipped checkpoint": lambda text: ("warning", f"unreadable, put aside: {text}"),
+    "skipped step": lambda text: ("warning", f"step skipped: {text}"),
+    "resumed": lambda text: ("resumed", text),
+}
 
 
 def _exchange_text(place: Place, text: bytes) -> list[bytes]:
