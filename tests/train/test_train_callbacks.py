@@ -129,8 +129,8 @@ def test_json_lines(tmp_path: Path) -> None:
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) == 10
     assert [line["kind"] for line in found[:5]] == ["start", "step", "validation", "epoch", "stop"]
-    assert found[1]["loss"] is None and found[1]["skipped"] is True and found[1]["rates"] == [0.1]
-    assert found[2]["scores"] == {"loss": 0.25} and found[4]["reason"] == "finished"
+    assert (found[1]["loss"], found[1]["skipped"], found[1]["rates"]) == (None, True, [0.1])
+    assert (found[2]["scores"], found[4]["reason"]) == ({"loss": 0.25}, "finished")
 
 
 def test_json_lines_are_closed_after_an_error(tmp_path: Path) -> None:

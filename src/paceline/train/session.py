@@ -228,7 +228,7 @@ class Session:
         if given.work.tag[0] != place.plan.generation:
             batch = self._batches.fetch(place.plan, place.rank, place.operation, self._book.cursor)
         contribution = self._strategy.compute(
-            loss_fn, batch.value, samples=batch.samples, total=batch.total, step=place.operation
+            loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._book.steps + 1
         )
         computed = time.monotonic()
         agreement = self._strategy.reduce(contribution, self._notice(place))

@@ -1,0 +1,100 @@
+"""Trains digits.py on three workers, kills one of them with -9, lets one join, and shows that nothing was lost.
+
+python examples/elastic.py
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.control.journal import JournalError
+from paceline.control.reader import MemberRow, RunReader, StepRecord
+from paceline.watch.audit import audit, history_of
+
+EXAMPLE = Path(__file__).with_name("digits.py")
+PATIENCE_S = 120.0
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="paceline-demo-") as place:
+        folder = Path(place) / "demo"
+        command = [sys.executable, "-m", "paceline", "run", "-n", "3", "--folder", place, "--name", "demo"]
+        agent = subprocess.Popen([*command, str(EXAMPLE), "--epochs", "16", "--pause", "0.06"])
+        try:
+            killed_at, victim = kill_one(agent, folder)
+            wait_until(agent, lambda: has_joined(folder, victim), "a newcomer to take part")
+            code = agent.wait(PATIENCE_S)
+        finally:
+            agent.kill()
+            agent.wait()
+        return code or show(folder, killed_at)
+
+
+def kill_one(agent: subprocess.Popen[bytes], folder: Path) -> tuple[float, MemberRow]:
+    """Kill the worker of the last rank when the training is on its way."""
+    wait_until(agent, lambda: len(seated(folder)) == 3 and num_steps(folder) > 40, "the training to begin")
+    victim = max(seated(folder), key=lambda member: member.rank)
+    print(f"\n>>> kill -9 {victim.pid} (worker {victim.member[:8]}, rank {victim.rank})\n", flush=True)
+    killed_at = time.time()
+    os.kill(victim.pid, signal.SIGKILL)
+    return killed_at, victim
+
+
+def has_joined(folder: Path, victim: MemberRow) -> bool:
+    present = seated(folder)
+    return len(present) == 3 and victim.member not in {member.member for member in present}
+
+
+def show(folder: Path, killed_at: float) -> int:
+    with RunReader(folder) as reader:
+        steps, status = history_of(reader.steps()), reader.status()
+        accuracy = [metric.value for metric in reader.metrics() if metric.name == "accuracy"][-1]
+    facts = status.facts
+    result = audit(steps, int(facts["dataset_length"]), int(facts["global_batch"]))
+    usual_s = statistics.median(step.seconds for step in steps)
+    print(f"\nValidation accuracy {accuracy:.3f} after {len(steps)} steps.")
+    print(f"Samples: {result.summary}")
+    print(
+        f"From the kill to the next step of the survivors: {outage_s(steps, killed_at) * 1e3:.0f} ms "
+        f"(a step takes {usual_s * 1e3:.0f} ms)."
+    )
+    return 0 if result.is_exact else 1
+
+
+def outage_s(steps: list[StepRecord], killed_at: float) -> float:
+    """From the kill to the first step that was done without the victim."""
+    generation = max(step.generation for step in steps if step.time <= killed_at)
+    return min(step.time for step in steps if step.generation > generation) - killed_at
+
+
+def seated(folder: Path) -> list[MemberRow]:
+    try:
+        with RunReader(folder) as reader:
+            return [member for member in reader.members() if member.rank >= 0 and not member.fate]
+    except JournalError:  # not there yet
+        return []
+
+
+def num_steps(folder: Path) -> int:
+    with RunReader(folder) as reader:
+        return len(reader.steps())
+
+
+def wait_until(agent: subprocess.Popen[bytes], condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if agent.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"waited in vain for {what}")
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
