@@ -22,7 +22,7 @@ from trainers import BATCH, LENGTH, Numbered, make_model
 
 from paceline.testing.rehearsal import Died, Rehearsal, say
 from paceline.train.callbacks import Callback, EpochInfo, JsonLines, RunInfo, StepInfo, ValidationInfo
-from paceline.train.fit import Fitted, fit
+from paceline.train.fitting import Fitted, fit
 from paceline.train.rates import Rates, WarmUp
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session

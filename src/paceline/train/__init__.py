@@ -4,7 +4,7 @@ from paceline.data.loader import LoaderOptions
 from paceline.train.callbacks import Callback, EpochInfo, JsonLines, PrintProgress, RunInfo, StepInfo, ValidationInfo
 from paceline.train.errors import Evicted, NonFiniteGradient, Orphaned, Refused, RunFailed, TrainingError
 from paceline.train.evaluation import Every, Total
-from paceline.train.fit import Fitted, fit
+from paceline.train.fitting import Fitted, fit
 from paceline.train.rates import Rates, WarmUp
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Epoch, Session
