@@ -4,10 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check lint types bench soak clean
+.PHONY: demo test check lint types bench soak simulate clean
 
 demo: $(READY)
-	$(BIN)/python examples/collectives.py
+	$(BIN)/python examples/elastic.py
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -30,6 +30,17 @@ bench: $(READY)
 	$(BIN)/python benchmarks/deaths.py
 	$(BIN)/python benchmarks/aborts.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/outages.py
+	$(BIN)/python benchmarks/joins.py
+	$(BIN)/python benchmarks/equality.py
+	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/control.py
+
+# Random fault schedules of the control machines; a failing one is printed as the command that replays it.
+SEEDS ?= 100000
+simulate: $(READY)
+	$(BIN)/python -m paceline.testing.simulate --seeds $(SEEDS)
 
 # Longer than a test may take: thousands of operations, deaths and re-formed groups.
 soak: $(READY)
