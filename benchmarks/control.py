@@ -30,10 +30,11 @@ from rich.table import Table
 
 from paceline.cli.bench import machine
 from paceline.control.config import Config, launch
-from paceline.control.coordinator import Settings
+from paceline.control.coordinator_events import Settings
 from paceline.control.courier import reach
 from paceline.control.line import Bell, Line
-from paceline.control.member import Begin, Event, Form, Formed, Kind, Member, Ready, Staged, Take
+from paceline.control.member import Member
+from paceline.control.member_events import Begin, Event, Form, Formed, Kind, Ready, Staged, Take
 from paceline.control.messages import Directive, Introduction, Phase
 from paceline.control.progress import Recorded
 from paceline.control.ticket import Ticket, read_access

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from paceline.control.client import MemberClient
 from paceline.control.config import Config
-from paceline.control.coordinator import Settings
-from paceline.control.member import (
+from paceline.control.coordinator_events import Settings
+from paceline.control.member import Member
+from paceline.control.member_events import (
     Action,
     Apply,
     Begin,
@@ -25,7 +26,6 @@ from paceline.control.member import (
     Formed,
     Give,
     Kind,
-    Member,
     Ready,
     Staged,
     Take,

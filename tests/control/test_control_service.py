@@ -13,10 +13,11 @@ from control_helpers import Net, Trainee, eventually, introduction_of, new_confi
 
 from paceline.control.client import AgentClient, MemberClient, command
 from paceline.control.config import Config
-from paceline.control.coordinator import Settings
+from paceline.control.coordinator_events import Settings
 from paceline.control.courier import reach
 from paceline.control.line import Bell, Line
-from paceline.control.member import Fail, Member
+from paceline.control.member import Member
+from paceline.control.member_events import Fail
 from paceline.control.messages import AgentDirective, Phase, Report, Verdict, Vitals
 from paceline.control.reader import RunReader
 from paceline.control.service import ENDED, FAILED, INTERRUPTED, Standing

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from paceline.control.courier import Courier, Owner, reach
-from paceline.control.member import Action, Event, Exit, Member, Say
+from paceline.control.member import Member
+from paceline.control.member_events import Action, Event, Exit, Say
 from paceline.control.messages import AgentDirective, AgentReport, Directive, Vitals
 from paceline.control.progress import MAX_SENT, ProgressKeeper, Recorded
 from paceline.control.ticket import Ticket

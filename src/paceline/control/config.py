@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from paceline.control import ticket as tickets
-from paceline.control.coordinator import Settings
+from paceline.control.coordinator_events import Settings
 from paceline.control.invitation import is_loopback
 from paceline.wire.identity import Identity
 

@@ -20,13 +20,29 @@ Invariants
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from paceline.control import founding
+from paceline.control.agents import Agents
+from paceline.control.conflicts import Conflicts
+from paceline.control.coordinator_events import (
+    Action,
+    Connected,
+    Disconnected,
+    Drain,
+    Event,
+    Halt,
+    Note,
+    Over,
+    Remember,
+    Settings,
+    Standing,
+    Tell,
+    TellAgent,
+    Tick,
+)
 from paceline.control.messages import (
     NOTHING,
     AgentDirective,
@@ -38,115 +54,16 @@ from paceline.control.messages import (
     Seat,
     Start,
     Verdict,
-    Vitals,
 )
 from paceline.control.roster import Fate, Record
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`wanted` members start the run, or at least `fewest` after `grace_s`; no more than `most` are seated."""
-
-    wanted: int = 1
-    fewest: int = 1
-    most: int = 1 << 30
-    grace_s: float = 20.0
-    silence_s: float = 5.0
-    stuck_s: float = 60.0  # the same for a process that is seen to be busy
-    all_silent_s: float = 900.0  # the same when nobody is heard; longer than a member works without the coordinator
-    sleep_s: float = 2.0  # a pause between ticks from which on the coordinator itself has slept
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.fewest <= self.wanted <= self.most:
-            raise ValueError(
-                f"--min {self.fewest}, -n {self.wanted} and --max {self.most} must be at least 1 and in this order"
-            )
-
-
-class Connected(NamedTuple):
-    member: str
-
-
-class Disconnected(NamedTuple):
-    member: str
-
-
-class Drain(NamedTuple):
-    """A person asks a member to leave."""
-
-    member: str
-
-
-class Halt(NamedTuple):
-    """A person asks the whole run to end after the step under way."""
-
-    reason: str
-
-
-class Tick(NamedTuple):
-    pass
-
-
-Event = Report | AgentReport | Connected | Disconnected | Drain | Halt | Tick
-
-
-class Tell(NamedTuple):
-    directive: Directive
-
-
-class TellAgent(NamedTuple):
-    directive: AgentDirective
-
-
-class Remember(NamedTuple):
-    """Keep this on disk; None forgets it."""
-
-    key: str
-    value: bytes | None
-
-
-class Note(NamedTuple):
-    """Something that a person may want to know."""
-
-    kind: str
-    member: str
-    text: str
-
-
-class Over(NamedTuple):
-    """The run is over and everybody is gone or released."""
-
-    failed: bool
-    reason: str
-
-
-Action = Tell | TellAgent | Remember | Note | Over
-
-
-class Standing(msgspec.Struct, frozen=True):
-    """What the coordinator must not forget, beside the records of members."""
-
-    term: int = 0
-    fence: int = 0
-    newest: int = 0  # the highest generation ever used
-    current: Plan | None = None
-    pending: Plan | None = None
-    facts: dict[str, str] | None = None
-    parameters: tuple[str, ...] = ()
-    founded: int = 0  # how often the run was founded
-    reached: int = NOTHING  # the highest operation known to be applied
-    over: str = ""  # "", "ended", "failed"
-    reason: str = ""
-    halting: str = ""
 
 
 class Coordinator:
     def __init__(self, settings: Settings, now: float, remembered: Mapping[str, bytes] | None = None) -> None:
         self.settings = settings
         self.records: dict[str, Record] = {}
-        self._agents: dict[str, AgentReport] = {}
-        self._agents_heard: dict[str, float] = {}
-        self._agent_orders: dict[str, tuple[tuple[int, ...], bool]] = {}
-        self._conflicts: Counter[frozenset[str]] = Counter()
+        self._agents = Agents()
+        self._conflicts = Conflicts()
         self._now = now
         self._number = 0
         self._ready_since: float | None = None
@@ -214,12 +131,7 @@ class Coordinator:
         return record.take(report)
 
     def _on_agentreport(self, report: AgentReport) -> bool:
-        known = self._agents.get(report.agent)
-        if known is not None and known.number >= report.number:
-            return False
-        self._agents[report.agent] = report
-        self._agents_heard[report.agent] = self._now
-        return bool(report.exits) or known is None
+        return self._agents.take(report, self._now)
 
     def _on_connected(self, event: Connected) -> bool:
         if (record := self.records.get(event.member)) is not None:
@@ -274,7 +186,7 @@ class Coordinator:
     def _bury(self) -> None:
         """Find out who is dead, and who is as good as dead."""
         for record in self.alive:
-            exited = self._exit_of(record)
+            exited = self._agents.exit_of(record)
             if record.report.phase is Phase.FAILED:
                 self._end(record, Fate.FAILED, record.report.cause)
             elif exited is not None:
@@ -289,23 +201,13 @@ class Coordinator:
         for record in silent:
             self._end(record, Fate.EVICTED, f"was not heard of for {self._now - record.heard:.1f} s")
 
-    def _exit_of(self, record: Record) -> str | None:
-        agent = self._agents.get(record.introduction.agent)
-        return agent.exits.get(record.introduction.pid) if agent is not None else None
-
     def _is_silent(self, record: Record) -> bool:
         silence_s = self._now - record.heard
         if silence_s <= self.settings.silence_s:
             return False
-        return silence_s > self.settings.stuck_s or not self._is_busy(record)
-
-    def _is_busy(self, record: Record) -> bool:
-        """Whether the agent sees the process use the processor: then it is slow, not dead."""
-        agent = self._agents.get(record.introduction.agent)
-        if agent is None or self._now - self._agents_heard[agent.agent] > self.settings.silence_s:
-            return False
-        vitals: Vitals | None = agent.living.get(record.introduction.pid)
-        return vitals is not None and vitals.busy and vitals.state not in "TtZX"
+        return silence_s > self.settings.stuck_s or not self._agents.is_busy(
+            record, self._now - self.settings.silence_s
+        )
 
     def _is_suspected(self, record: Record) -> bool:
         return any(record.member in other.report.suspects for other in self.alive if other is not record)
@@ -371,7 +273,7 @@ class Coordinator:
             self._keep(current=None, pending=None, reached=max(reached, self.standing.reached))
             self._note("lost", None, "nobody that lives holds the training state; the newest checkpoint has it")
             return
-        culprit = self._unreachable(holders)
+        culprit = self._conflicts.worst_of(holders, self.standing.fence - 1)
         if culprit is not None:
             self._end(culprit, Fate.EVICTED, "other members that live cannot reach it")
             holders.remove(culprit)
@@ -385,27 +287,6 @@ class Coordinator:
         }
         self._issue(Plan(fence, Start.RECOVER, self._seats(holders), base, gifts))
 
-    def _unreachable(self, holders: list[Record]) -> Record | None:
-        """Of two members that live but cannot reach each other, the one to go without; on the second complaint."""
-        living = {record.member: record for record in holders}
-        accused: Counter[str] = Counter()
-        for record in holders:
-            if record.report.broken == self.standing.fence - 1:
-                for suspect in record.report.suspects:
-                    pair = frozenset((record.member, suspect))
-                    if suspect in living:
-                        self._conflicts[pair] += 1
-                        if self._conflicts[pair] > 1:
-                            accused[suspect] += 1
-                            accused[record.member] += 0
-        if not accused:
-            return None
-        order = list(living)
-        worst = max(accused, key=lambda member: (accused[member], order.index(member)))
-        for pair in [pair for pair in self._conflicts if worst in pair]:
-            del self._conflicts[pair]
-        return living[worst]
-
     def _gather(self) -> None:
         """Found the run when enough members are ready."""
         ready = [record for record in self.alive if record.connected and record.report.phase is Phase.READY]
@@ -417,7 +298,7 @@ class Coordinator:
             return
         if not ready:
             self._ready_since = None
-            if self._agents and not self.alive and all(_is_spent(agent) for agent in self._agents.values()):
+            if not self.alive and self._agents.are_spent():
                 self.fail(self._root_cause())
                 self._release_all()
             return
@@ -550,8 +431,8 @@ class Coordinator:
         gone = [record for record in self.records.values() if record.reason]
         if gone:
             return f"{gone[-1].describe()}: {gone[-1].reason}"
-        exits = [exit_ for agent in self._agents.values() for exit_ in agent.exits.values()]
-        return f"no worker came up; the last process {exits[-1]}" if exits else "there are no workers"
+        last = self._agents.last_exit()
+        return f"no worker came up; the last process {last}" if last else "there are no workers"
 
     def _release_idle(self) -> None:
         """Let go who has left, and who wants to go and has no seat."""
@@ -574,13 +455,12 @@ class Coordinator:
             if record.connected:
                 self._tell(record)
         for agent in self._agents:
-            self._tell_agent(agent)
+            self._tell_agent(agent, asked=False)
 
     def _answer(self, event: Event) -> None:
         """Who spoke is answered, so that it knows that it was heard."""
         if isinstance(event, AgentReport):
-            self._agent_orders.pop(event.agent, None)
-            self._tell_agent(event.agent)
+            self._tell_agent(event.agent, asked=True)
         if not isinstance(event, Report):
             return
         record = self.records.get(event.member)
@@ -623,24 +503,15 @@ class Coordinator:
             return Verdict.FAILED if self.standing.over == "failed" else Verdict.RELEASED
         return Verdict.REFUSED if record.fate is Fate.REFUSED else Verdict.EVICTED
 
-    def _tell_agent(self, agent: str) -> None:
-        living = self._agents[agent].living
-        doomed = tuple(
-            sorted(
-                record.introduction.pid
-                for record in self.records.values()
-                if record.fate is Fate.EVICTED
-                and record.introduction.agent == agent
-                and record.introduction.pid in living
-            )
-        )
+    def _tell_agent(self, agent: str, *, asked: bool) -> None:
         over = bool(self.standing.over)
-        if self._agent_orders.get(agent) == (doomed, over):
+        doomed = self._agents.doomed(agent, self.records.values())
+        if self._agents.is_told(agent, (doomed, over)) and not asked:
             return
-        self._agent_orders[agent] = (doomed, over)
         self._number += 1
         reason = self.standing.reason if over else ""
-        self._actions.append(TellAgent(AgentDirective(self.standing.term, self._number, agent, doomed, over, reason)))
+        directive = AgentDirective(self.standing.term, self._number, agent, doomed, over, reason)
+        self._actions.append(TellAgent(directive))
 
     # -- remembering -------------------------------------------------------------------------------------------------
 
@@ -659,7 +530,3 @@ def _nearest(donors: list[Record], receiver: Record) -> Record:
     """A donor on the receiver's host if there is one."""
     host = receiver.introduction.card.host
     return next((donor for donor in donors if donor.introduction.card.host == host), donors[0])
-
-
-def _is_spent(agent: AgentReport) -> bool:
-    return agent.exhausted and not agent.living

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from paceline.control.coordinator import (
+from paceline.control.coordinator import Coordinator
+from paceline.control.coordinator_events import (
     Action,
     Connected,
-    Coordinator,
     Disconnected,
     Event,
     Note,

@@ -1,8 +1,6 @@
 """The member's machine: what one worker does about plans, operations, deaths and its own departure.
 
-Events come from the training (`Begin`, `Done`, `Broke`), from the forming of groups (`Formed`, `Unformed`), from the
-transfer of state (`Staged`, `Caught`), from the coordinator (`Directive`) and from whoever runs the process (`Leave`,
-`Fail`). Actions go to the same places. Nothing here waits, and nothing here knows the time.
+Its events and actions are in `member_events`. Nothing here waits, and nothing here knows the time.
 
 Invariants
 - An operation is applied only in the generation that this member works in, and never in one below its promise.
@@ -13,9 +11,32 @@ Invariants
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import NamedTuple
-
+from paceline.control.member_events import (
+    Action,
+    Apply,
+    Begin,
+    Broke,
+    Caught,
+    Done,
+    Drop,
+    Event,
+    Exit,
+    Fail,
+    Form,
+    Formed,
+    Found,
+    Give,
+    Kind,
+    Leave,
+    Ready,
+    Say,
+    Staged,
+    Stop,
+    Swap,
+    Take,
+    Unformed,
+    Work,
+)
 from paceline.control.messages import (
     NOTHING,
     Directive,
@@ -26,153 +47,6 @@ from paceline.control.messages import (
     Start,
     Verdict,
 )
-
-
-class Kind(Enum):
-    """The kinds of operations. A step is the only one before which members may join and leave."""
-
-    STEP = "step"
-    EVALUATE = "evaluate"
-    DECIDE = "decide"
-    END = "end"
-
-
-class Ready(NamedTuple):
-    """Model and data are built."""
-
-    introduction: Introduction
-
-
-class Begin(NamedTuple):
-    """The training wants to do its next operation."""
-
-    kind: Kind
-
-
-class Done(NamedTuple):
-    """The reduction of an operation is complete here. `held` are the generations that the ranks hold ready, as they
-    wrote them into the header, `stopping` whether one of them asks for the end."""
-
-    generation: int
-    operation: int
-    held: tuple[int, ...]
-    stopping: bool = False
-
-
-class Broke(NamedTuple):
-    """The group of a generation failed."""
-
-    generation: int
-    suspects: tuple[str, ...] = ()
-
-
-class Formed(NamedTuple):
-    generation: int
-
-
-class Unformed(NamedTuple):
-    """The group of a generation could not be formed."""
-
-    generation: int
-    suspects: tuple[str, ...] = ()
-
-
-class Staged(NamedTuple):
-    """The whole state, as after operation `base`, has arrived and is intact."""
-
-    generation: int
-    base: int
-
-
-class Caught(NamedTuple):
-    """The result of the operation that the others are ahead by has arrived, with what was agreed in it."""
-
-    generation: int
-    operation: int
-    stopping: bool = False
-
-
-class Leave(NamedTuple):
-    """This member is asked to go (a signal)."""
-
-
-class Stop(NamedTuple):
-    """The whole run is asked to end (a signal to a run of one)."""
-
-
-class Fail(NamedTuple):
-    """The script raised."""
-
-    cause: str
-
-
-Event = Ready | Begin | Done | Broke | Formed | Unformed | Staged | Caught | Leave | Stop | Fail | Directive
-
-
-class Say(NamedTuple):
-    report: Report
-
-
-class Form(NamedTuple):
-    plan: Plan
-
-
-class Drop(NamedTuple):
-    """Give up the groups, complete or not, of all generations below this one."""
-
-    below: int
-
-
-class Found(NamedTuple):
-    """Make the state that the run starts from: new, or as after operation `base` from a checkpoint."""
-
-    base: int
-
-
-class Give(NamedTuple):
-    """Send what a member lacks, through the group of this plan: the whole state, or the last result."""
-
-    plan: Plan
-    to: str
-    whole: bool
-
-
-class Take(NamedTuple):
-    plan: Plan
-    source: str
-    whole: bool
-
-
-class Swap(NamedTuple):
-    """Let the staged state become the state."""
-
-    base: int
-
-
-class Work(NamedTuple):
-    """Do this operation in the group of this plan."""
-
-    plan: Plan
-    operation: int
-    kind: Kind
-
-
-class Apply(NamedTuple):
-    """The operation counts. `settled` is the last one that nothing can undo."""
-
-    plan: Plan
-    operation: int
-    settled: int
-
-
-class Exit(NamedTuple):
-    """The process may end."""
-
-    verdict: Verdict
-    reason: str
-
-
-Action = Say | Form | Drop | Found | Give | Take | Swap | Work | Apply | Exit
 
 
 class Member:

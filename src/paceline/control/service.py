@@ -32,14 +32,8 @@ import torch
 from paceline.control import ticket as tickets
 from paceline.control.client import AGENTS_ROOM, COMMANDS_ROOM, MEMBERS_ROOM
 from paceline.control.config import VARIABLE, Config
-from paceline.control.coordinator import (
-    Connected,
-    Coordinator,
-    Disconnected,
-    Drain,
-    Halt,
-    Tick,
-)
+from paceline.control.coordinator import Coordinator
+from paceline.control.coordinator_events import Connected, Disconnected, Drain, Halt, Tick
 from paceline.control.driver import Driver
 from paceline.control.folder import FolderLock, FolderRefused, prepare
 from paceline.control.invitation import Door

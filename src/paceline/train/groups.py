@@ -13,7 +13,7 @@ from collections.abc import Callable
 from paceline.collective import Group
 from paceline.collective.choice import CostModel
 from paceline.collective.forming import Cancellation
-from paceline.control.member import Event, Formed, Unformed
+from paceline.control.member_events import Event, Formed, Unformed
 from paceline.control.messages import Plan
 from paceline.errors import PacelineError, PeerLost
 from paceline.wire.endpoint import Endpoint

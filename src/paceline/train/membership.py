@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from paceline.collective import Group
-from paceline.control.member import (
+from paceline.control.member import Member
+from paceline.control.member_events import (
     Action,
     Apply,
     Begin,
@@ -35,7 +36,6 @@ from paceline.control.member import (
     Found,
     Give,
     Kind,
-    Member,
     Staged,
     Swap,
     Take,

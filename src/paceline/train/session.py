@@ -28,13 +28,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
+import msgspec
 import torch
 from torch import nn
 
 from paceline.checkpoint import Contents
-from paceline.control.member import Fail, Kind, Leave, Ready
+from paceline.control.member_events import Fail, Kind, Leave, Ready
 from paceline.control.messages import NOTHING, Phase
 from paceline.control.progress import MetricRow, StepRow, WorkerRow
 from paceline.data.cursor import Cursor, advance, is_finished, next_epoch
@@ -178,6 +179,7 @@ class Session:
         """The epochs that are still to be done of these `count`; further calls go on from there."""
         if type(count) is not int or count < 0:
             raise ValueError(f"epochs({count!r}): give the number of epochs, 0 or more")
+        self._check_open()
         self._seat()
         first, self._first_epoch = self._first_epoch, self._first_epoch + count
         while True:
@@ -202,7 +204,10 @@ class Session:
     def _fetch(self) -> Any:
         """This worker's part of the next global batch."""
         joined = self._join()
-        plan = joined.membership.wait_for_plan()
+        try:
+            plan = joined.membership.wait_for_plan()
+        except Released as released:
+            self._go(released)
         operation = joined.client.look(lambda machine: machine.applied) + 1
         self._given = self._batches.fetch(plan, plan.rank_of(joined.member), operation, self._book.cursor)
         return self._given.value
@@ -312,9 +317,8 @@ class Session:
         for name, value in results.items():
             if isinstance(value, float):
                 progress.add_metric(MetricRow(place.operation, name, value))
-        scalars = {name: value for name, value in results.items() if isinstance(value, float)}
-        self._record_outside(scalars)
-        self._keep_result(place, results)
+        self._record_outside(dict(results))  # copies: what the script does with its own is its affair
+        self._keep_result(place, dict(results))
         return results
 
     def should_stop(self, score: float, *, patience: int, mode: Mode = "min", min_delta: float = 0.0) -> bool:
@@ -347,9 +351,12 @@ class Session:
 
     # -- operations in general ---------------------------------------------------------------------------------------
 
-    def _operate(self, kind: Kind, attempt: Callable[[Place], Outcome]) -> Any:
+    def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError("this session is closed")
+            raise RuntimeError("this session is closed; a training that goes on needs a new one")
+
+    def _operate(self, kind: Kind, attempt: Callable[[Place], Outcome]) -> Any:
+        self._check_open()
         self._seat()
         joined = self._join()
 
@@ -366,7 +373,7 @@ class Session:
             raise SystemExit(0)
         return outcome
 
-    def _go(self, released: Released) -> None:
+    def _go(self, released: Released) -> NoReturn:
         """The run goes on, or ended, without this worker, in order."""
         logger.info("this worker leaves: %s", released.reason)
         self._finish(10.0)
@@ -416,6 +423,7 @@ class Session:
             "outcome": outcome,
             "book": self._book.to_tree(),
             "stopping": self._stopping_agreed,
+            "row": msgspec.structs.astuple(self._row) if self._row is not None else None,
         }
 
     def _record_outside(self, result: Any) -> None:
@@ -457,6 +465,7 @@ class Session:
         self._training.load(state["update"], state["body"])
         self._book = Book.from_tree(state["book"])
         self._bound = -1
+        self._start = None  # a checkpoint that was not started from
 
     def catch(self, operation: int, result: Any) -> Any:
         """Another worker was faster: its result of this operation counts here too."""
@@ -468,6 +477,7 @@ class Session:
             self._num_replayed = len(self._book.outside)
         self._num_own_steps += 1
         self._settle(operation)
+        self._row = StepRow(*result["row"]) if result["row"] is not None else None
         self._result = {name: value for name, value in result.items() if name != "update"}
         return result["outcome"]
 

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from paceline.control.member import Action, Event, Member, Say
+from paceline.control.member import Member
+from paceline.control.member_events import Action, Event, Say
 from paceline.control.messages import Directive, Phase, Plan, Seat, Start, Verdict
 from paceline.control.progress import ProgressKeeper
 from paceline.wire.card import Card

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.control.member import Broke, Caught, Done, Formed, Give, Staged, Take, Unformed
+from paceline.control.member_events import Broke, Caught, Done, Formed, Give, Staged, Take, Unformed
 from paceline.control.messages import Plan
 from paceline.testing.simulation.truth import Result, State, Violation
 

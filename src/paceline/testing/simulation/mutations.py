@@ -8,7 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from paceline.control.coordinator import Coordinator
-from paceline.control.member import Apply, Done, Member
+from paceline.control.member import Member
+from paceline.control.member_events import Apply, Done
 from paceline.control.messages import Phase, Plan, Verdict
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from paceline.control.member import (
+from paceline.control.member import Member
+from paceline.control.member_events import (
     Action,
     Apply,
     Begin,
@@ -19,7 +20,6 @@ from paceline.control.member import (
     Give,
     Kind,
     Leave,
-    Member,
     Ready,
     Say,
     Staged,

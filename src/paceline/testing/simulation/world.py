@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from paceline.control.coordinator import (
-    Coordinator,
+from paceline.control.coordinator import Coordinator
+from paceline.control.coordinator_events import (
     Disconnected,
     Drain,
     Event,

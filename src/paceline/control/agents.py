@@ -1,0 +1,62 @@
+"""What the agents say of their processes, as the coordinator knows it: who exited, who is busy, who is to be killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from paceline.control.messages import AgentReport
+from paceline.control.roster import Fate, Record
+
+_STANDS_STILL = "TtZX"  # states of a process that does nothing, whatever it did before
+
+
+class Agents:
+    def __init__(self) -> None:
+        self._reports: dict[str, AgentReport] = {}
+        self._heard: dict[str, float] = {}
+        self._told: dict[str, object] = {}
+
+    def take(self, report: AgentReport, now: float) -> bool:
+        """A report; whether a decision could depend on it."""
+        known = self._reports.get(report.agent)
+        if known is not None and known.number >= report.number:
+            return False
+        self._reports[report.agent] = report
+        self._heard[report.agent] = now
+        return known is None or (report.exits, report.exhausted) != (known.exits, known.exhausted)
+
+    def exit_of(self, record: Record) -> str | None:
+        """How the process of a member ended, if it did."""
+        report = self._reports.get(record.introduction.agent)
+        return report.exits.get(record.introduction.pid) if report is not None else None
+
+    def is_busy(self, record: Record, since: float) -> bool:
+        """Whether an agent that was heard since then sees the process compute: then it is slow, not dead."""
+        report = self._reports.get(record.introduction.agent)
+        if report is None or self._heard[report.agent] < since:
+            return False
+        vitals = report.living.get(record.introduction.pid)
+        return vitals is not None and vitals.busy and vitals.state not in _STANDS_STILL
+
+    def are_spent(self) -> bool:
+        """No agent has a process, or will start one."""
+        reports = self._reports.values()
+        return bool(reports) and all(report.exhausted and not report.living for report in reports)
+
+    def last_exit(self) -> str:
+        exits = [text for report in self._reports.values() for text in report.exits.values()]
+        return exits[-1] if exits else ""
+
+    def doomed(self, agent: str, records: Iterable[Record]) -> tuple[int, ...]:
+        """The processes of an agent that are to be killed: they were evicted, and live."""
+        living = self._reports[agent].living
+        evicted = (record.introduction for record in records if record.fate is Fate.EVICTED)
+        return tuple(sorted(who.pid for who in evicted if who.agent == agent and who.pid in living))
+
+    def is_told(self, agent: str, orders: object) -> bool:
+        """Whether an agent was told just this; from now on it counts as told."""
+        before, self._told[agent] = self._told.get(agent), orders
+        return before == orders
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reports)

@@ -1,0 +1,35 @@
+"""Members that live but cannot reach each other: the second time that two of them fail together, one has to go."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from paceline.control.roster import Record
+
+
+class Conflicts:
+    def __init__(self) -> None:
+        self._pairs: Counter[frozenset[str]] = Counter()
+
+    def worst_of(self, holders: list[Record], generation: int) -> Record | None:
+        """Who of these members to go without, after they broke in this generation: the one with most complaints, of
+        equal ones the later. None while no two have failed together before."""
+        living = {record.member: record for record in holders}
+        accused: Counter[str] = Counter()
+        for record in holders:
+            if record.report.broken != generation:
+                continue
+            for suspect in record.report.suspects:
+                pair = frozenset((record.member, suspect))
+                if suspect in living:
+                    self._pairs[pair] += 1
+                    if self._pairs[pair] > 1:
+                        accused[suspect] += 1
+                        accused[record.member] += 0
+        if not accused:
+            return None
+        order = list(living)
+        worst = max(accused, key=lambda member: (accused[member], order.index(member)))
+        for pair in [pair for pair in self._pairs if worst in pair]:
+            del self._pairs[pair]
+        return living[worst]

@@ -1,0 +1,105 @@
+"""What the coordinator's machine is told, what it wants done, and what it must not forget."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from paceline.control.messages import NOTHING, AgentDirective, AgentReport, Directive, Plan, Report
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`wanted` members start the run, or at least `fewest` after `grace_s`; no more than `most` are seated."""
+
+    wanted: int = 1
+    fewest: int = 1
+    most: int = 1 << 30
+    grace_s: float = 20.0
+    silence_s: float = 5.0
+    stuck_s: float = 60.0  # the same for a process that is seen to be busy
+    all_silent_s: float = 900.0  # the same when nobody is heard; longer than a member works without the coordinator
+    sleep_s: float = 2.0  # a pause between ticks from which on the coordinator itself has slept
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fewest <= self.wanted <= self.most:
+            raise ValueError(
+                f"--min {self.fewest}, -n {self.wanted} and --max {self.most} must be at least 1 and in this order"
+            )
+
+
+class Connected(NamedTuple):
+    member: str
+
+
+class Disconnected(NamedTuple):
+    member: str
+
+
+class Drain(NamedTuple):
+    """A person asks a member to leave."""
+
+    member: str
+
+
+class Halt(NamedTuple):
+    """A person asks the whole run to end after the step under way."""
+
+    reason: str
+
+
+class Tick(NamedTuple):
+    pass
+
+
+Event = Report | AgentReport | Connected | Disconnected | Drain | Halt | Tick
+
+
+class Tell(NamedTuple):
+    directive: Directive
+
+
+class TellAgent(NamedTuple):
+    directive: AgentDirective
+
+
+class Remember(NamedTuple):
+    """Keep this on disk; None forgets it."""
+
+    key: str
+    value: bytes | None
+
+
+class Note(NamedTuple):
+    """Something that a person may want to know."""
+
+    kind: str
+    member: str
+    text: str
+
+
+class Over(NamedTuple):
+    """The run is over and everybody is gone or released."""
+
+    failed: bool
+    reason: str
+
+
+Action = Tell | TellAgent | Remember | Note | Over
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What the coordinator must not forget, beside the records of members."""
+
+    term: int = 0
+    fence: int = 0
+    newest: int = 0  # the highest generation ever used
+    current: Plan | None = None
+    pending: Plan | None = None
+    facts: dict[str, str] | None = None
+    parameters: tuple[str, ...] = ()
+    founded: int = 0  # how often the run was founded
+    reached: int = NOTHING  # the highest operation known to be applied
+    over: str = ""  # "", "ended", "failed"
+    reason: str = ""
+    halting: str = ""
