@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import people
 from paceline.cli.bench.command import app as bench_app
+from paceline.cli.join import CodeFirst, join
+from paceline.cli.run import SCRIPT_SETTINGS, run
 
 app = typer.Typer(
     name="paceline",
@@ -15,6 +18,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command(context_settings=SCRIPT_SETTINGS)(run)
+app.command(cls=CodeFirst, context_settings=SCRIPT_SETTINGS)(join)
+app.command()(people.status)
+app.command()(people.invite)
+app.command()(people.drain)
+app.command()(people.stop)
+app.command()(people.logs)
 app.add_typer(bench_app, name="bench")
 
 

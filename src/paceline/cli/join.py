@@ -1,0 +1,79 @@
+"""`paceline join`: workers of this machine for a run that lives on another one."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from paceline.cli.leaving import BAD_INPUT, leave
+from paceline.cli.run import FolderOption
+from paceline.cli.script import command_of
+from paceline.errors import PacelineError
+
+DOOR_S = 15.0
+
+
+class CodeFirst(TyperCommand):
+    """Options may stand between CODE and the script, where those of the script itself begin."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and (args[0] == "-" or not args[0].startswith("-")):
+            args = ["--code", *args]
+        return super().parse_args(ctx, args)
+
+
+def join(
+    words: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")],
+    code: Annotated[
+        str, typer.Option(metavar="CODE", help="The invitation; - for stdin, @FILE for a file.", show_default="first")
+    ] = "",
+    workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start here.")] = 1,
+    folder: FolderOption = Path("runs"),
+    restarts: Annotated[int, typer.Option(help="How often a worker that died is started again.")] = 3,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
+) -> None:
+    """Joins a run with workers of this machine: paceline join CODE -n 2 train.py. They take part from the next step
+    on."""
+    try:
+        code, script = (code, words) if code else (words[0], words[1:])
+        if not script:
+            raise ValueError("there is no script to run; write: paceline join CODE -n 2 train.py")
+        exit_code = _join(_read_code(code), command_of(script, is_module=module), workers, folder, restarts)
+    except (PacelineError, ValueError, OSError) as error:
+        leave(error, BAD_INPUT)
+    raise typer.Exit(exit_code)
+
+
+def _read_code(code: str) -> str:
+    """CODE in an argument can be seen by other users of the machine; in a file or a pipe it cannot."""
+    if code == "-":
+        return sys.stdin.readline()
+    if code.startswith("@"):
+        try:
+            return Path(code[1:]).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{code}: the invitation cannot be read: {error}") from error
+    return code
+
+
+def _join(code: str, command: tuple[str, ...], workers: int, root: Path, restarts: int) -> int:
+    from paceline.control import invitation
+    from paceline.engine import folders, running
+    from paceline.engine.local import Job
+    from paceline.engine.slots import Rules
+    from paceline.wire.deadline import Deadline
+
+    Rules(workers=workers, restarts=restarts)
+    ticket = invitation.enter(code, deadline=Deadline(DOOR_S, "entering the run by its invitation"))
+    with contextlib.closing(folders.claim_for_guest(root, ticket.run)) as place:
+        job = Job(command=command, workers=workers, run=ticket.run, ranked=False)
+        with running.Lifetime(place) as life:
+            outcome = life.join(ticket, workers, restarts, running.local_engine(job, place.logs))
+            explanation = life.explanation(outcome)
+        running.report(outcome, explanation, place)
+        return outcome.code

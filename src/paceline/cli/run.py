@@ -1,0 +1,85 @@
+"""`paceline run`: a script on this machine, with as many workers as wanted."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.leaving import BAD_INPUT, leave
+from paceline.cli.script import command_of
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.engine.running import Hosting
+
+# Options end at the script: everything after it is the script's own.
+SCRIPT_SETTINGS = {"allow_interspersed_args": False}
+
+FolderOption = Annotated[Path, typer.Option("--folder", help="Where the folders of runs are.")]
+
+
+def run(
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")],
+    workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start here.")] = 1,
+    fewest: Annotated[int, typer.Option("--min", help="Start with as few as this, if no more come.")] = 1,
+    most: Annotated[int | None, typer.Option("--max", help="Take no more than this, also of those that join.")] = None,
+    name: Annotated[str, typer.Option(help="The run's name.", show_default="script and time")] = "",
+    folder: FolderOption = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with this run, or with the newest.")] = False,
+    host: Annotated[str, typer.Option(help="This machine's address, for others to join by.")] = "127.0.0.1",
+    restarts: Annotated[int, typer.Option(help="How often a worker that died is started again.")] = 3,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
+) -> None:
+    """Trains a script with several workers on this machine; others may join."""
+    try:
+        command = command_of(script, is_module=module)
+        code = _run(
+            command,
+            _hosting(workers, fewest, most, host, restarts),
+            name=name,
+            root=folder,
+            stem=script[0].rpartition(".")[2] if module else Path(script[0]).stem,
+            resume=resume,
+            plain=plain,
+        )
+    except (PacelineError, ValueError, OSError) as error:
+        leave(error, BAD_INPUT)
+    raise typer.Exit(code)
+
+
+def _hosting(workers: int, fewest: int, most: int | None, host: str, restarts: int) -> Hosting:
+    from paceline.engine.running import Hosting
+    from paceline.engine.slots import Rules
+
+    if host in ("0.0.0.0", "::", ""):
+        raise ValueError(f"--host {host} is every address of this machine; give the one that the others use")
+    Rules(workers=workers, restarts=restarts)
+    limit = {} if most is None else {"most": most}
+    hosting = Hosting(workers=workers, fewest=fewest, host=host, restarts=restarts, **limit)
+    hosting.settings()
+    return hosting
+
+
+def _run(
+    command: tuple[str, ...], hosting: Hosting, *, name: str, root: Path, stem: str, resume: bool, plain: bool
+) -> int:
+    from paceline.engine import folders, running
+    from paceline.engine.local import Job
+
+    if not name:
+        name = folders.newest(root) if resume else folders.new_name(root, stem)
+    place = folders.claim(root, name, resume=resume)
+    with contextlib.closing(place):
+        if resume:
+            folders.reopen(place.folder)
+        display = running.Display(place.folder, plain=plain)
+        job = Job(command=command, workers=hosting.workers, run=name)
+        with running.Lifetime(place, display) as life:
+            outcome = life.host(hosting, running.local_engine(job, place.logs))
+            explanation = life.explanation(outcome)
+        running.report(outcome, explanation, place)
+        return outcome.code

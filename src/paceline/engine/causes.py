@@ -1,0 +1,62 @@
+"""Why a run failed, as the last lines that a person sees: who, where, and the script's own words."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.control.journal import JournalError
+from paceline.control.reader import RunReader
+from paceline.engine.base import Process, exit_words
+from paceline.engine.events import Outcome
+
+LINES_SHOWN = 30
+MOST_LINES = 100
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
+
+
+def explain(
+    outcome: Outcome, folder: Path, ended: Mapping[int, Process], coordinator_lines: Sequence[str]
+) -> list[str]:
+    """`ended` are the last processes of the slots; `coordinator_lines` the end of its log."""
+    if outcome.slot in ended:
+        return _of_worker(outcome.slot, ended[outcome.slot])
+    if outcome.slot >= 0:
+        return [outcome.reason]
+    if outcome.reason.startswith("the coordinator"):
+        return [f"{outcome.reason}; the end of its log:", *coordinator_lines]
+    return _of_run(outcome.reason, folder, ended)
+
+
+def _of_worker(slot: int, process: Process) -> list[str]:
+    words = exit_words(process.exit_code() or 0)
+    return [f"w{slot} (process {process.pid} on {socket.gethostname()}) {words}:", *tail(process.last_lines())]
+
+
+def _of_run(reason: str, folder: Path, ended: Mapping[int, Process]) -> list[str]:
+    """What the coordinator says; followed by the words of a worker that failed, unless it quotes one."""
+    lines = (reason or _written_reason(folder)).splitlines()
+    failed = [slot for slot, process in ended.items() if process.exit_code() not in (0, None)]
+    if not failed or any(line.startswith(_TRACEBACK) for line in lines):
+        return lines[:1] + lines[1:][-MOST_LINES:]
+    return [*lines, *_of_worker(failed[0], ended[failed[0]])]
+
+
+def _written_reason(folder: Path) -> str:
+    with contextlib.suppress(JournalError), RunReader(folder) as reader:
+        return reader.status().reason
+    return ""
+
+
+def tail(lines: Sequence[str]) -> list[str]:
+    """The last lines; all of the last traceback, with what led to it, if there is one."""
+    found = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    if not found:
+        return list(lines[-LINES_SHOWN:])
+    start = found.pop()
+    while found and any(line.startswith(_CHAINS) for line in lines[found[-1] : start]):
+        start = found.pop()
+    return list(lines[start:][-MOST_LINES:])

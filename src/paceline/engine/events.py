@@ -1,0 +1,132 @@
+"""What happens to an agent, and what it does about it: the words of the `Supervisor` machine."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from paceline.control.messages import AgentDirective
+
+
+class Started(NamedTuple):
+    slot: int
+    pid: int
+
+
+class NotStarted(NamedTuple):
+    slot: int
+    reason: str
+
+
+class Opened(NamedTuple):
+    """The worker has taken its ticket: its script has a session."""
+
+    slot: int
+
+
+class Exited(NamedTuple):
+    """`code` is negative for a signal."""
+
+    slot: int
+    code: int
+
+
+class CoordinatorEnded(NamedTuple):
+    """`verdict` is what it has written down of the run: "ended", "failed", or empty if the run is not over; `released`
+    are the processes of this agent that it let go in peace, `known` all of this agent that it has ever known."""
+
+    code: int
+    verdict: str
+    released: frozenset[int] = frozenset()
+    known: frozenset[int] = frozenset()
+
+
+class Orphaned(NamedTuple):
+    """The coordinator of another host was not heard of for too long."""
+
+
+class Asked(NamedTuple):
+    """A person or the system asks for the end, by this signal."""
+
+    number: int
+
+
+class Suspended(NamedTuple):
+    """Ctrl-Z."""
+
+
+class Resumed(NamedTuple):
+    pass
+
+
+class Tick(NamedTuple):
+    pass
+
+
+Event = (
+    Started
+    | NotStarted
+    | Opened
+    | Exited
+    | CoordinatorEnded
+    | Orphaned
+    | Asked
+    | Suspended
+    | Resumed
+    | Tick
+    | AgentDirective
+)
+
+
+class Start(NamedTuple):
+    slot: int
+
+
+class Signal(NamedTuple):
+    """Send a signal to a worker and what it has started."""
+
+    slot: int
+    number: int
+
+
+class StartCoordinator(NamedTuple):
+    pass
+
+
+class SignalCoordinator(NamedTuple):
+    number: int
+
+
+class AskHalt(NamedTuple):
+    """Ask the coordinator to end the run after the step under way."""
+
+    reason: str
+
+
+class StopSelf(NamedTuple):
+    """Stand still, as Ctrl-Z asks; `Resumed` follows."""
+
+
+class Say(NamedTuple):
+    """A line for the person at the terminal."""
+
+    text: str
+
+
+Action = Start | Signal | StartCoordinator | SignalCoordinator | AskHalt | StopSelf | Say
+
+
+class Result(Enum):
+    ENDED = "ended"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+class Outcome(NamedTuple):
+    """How it ended. `code` is for the process's own exit; `slot` is the worker at fault, -1 for none; `reason` what is
+    known beside that worker's own words."""
+
+    result: Result
+    code: int
+    slot: int = -1
+    reason: str = ""

@@ -1,0 +1,101 @@
+"""`launch`: a run of a function, from a script or a notebook."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.engine import folders, running, task, worker
+from paceline.engine.events import Outcome, Result
+from paceline.engine.local import Job
+from paceline.errors import PacelineError
+from paceline.wire.descriptors import Fd
+
+
+class LaunchFailed(PacelineError):
+    """The run failed, and no worker raised what could be raised here; the message is the root cause."""
+
+
+def launch(
+    function: Callable[..., Any],
+    *arguments: Any,
+    workers: int = 4,
+    name: str = "",
+    folder: str | Path = "runs",
+    restarts: int = 3,
+) -> list[Any]:
+    """Run `function(*arguments)` in `workers` processes of this machine, as `paceline run -n` runs a script, and return
+    what each returned, in order. What they print is printed here.
+
+    If the run fails, its root cause is raised: the worker's own exception, with its traceback as a note, where it has
+    one that can travel, else `LaunchFailed`. A `ValueError` says before anything is started that the function cannot be
+    sent to other processes. A worker that was lost for good while the others went on returns None."""
+    if worker.IMPORTING_VARIABLE in os.environ:
+        raise RuntimeError(
+            "launch was called while a worker imports the main script; put the call under "
+            "`if __name__ == '__main__':`, so that only the first process makes it"
+        )
+    hosting = running.Hosting(workers=workers, restarts=restarts)
+    hosting.settings()
+    packed = task.pack(function, arguments)
+    root = Path(folder)
+    place = folders.claim(root, name or folders.new_name(root, getattr(function, "__name__", "launch")))
+    results = Results(packed)
+    try:
+        job = Job(command=(worker.__file__,), workers=workers, run=place.name)
+        with running.Lifetime(place) as life:
+            outcome = life.host(hosting, running.local_engine(job, place.logs, results.attach))
+            explanation = life.explanation(outcome) if outcome.result is Result.FAILED else []
+        return _conclude(outcome, explanation, results, place, workers)
+    finally:
+        results.close()
+        place.close()
+
+
+class Results:
+    """The task, and a place for what each worker returns or raises; a worker that is started again gets a new one."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._task = Fd(os.memfd_create("paceline-task"))
+        worker.write(self._task.fileno(), packed)
+        self._places: dict[int, Fd] = {}
+
+    def attach(self, slot: int) -> Mapping[str, int]:
+        if slot in self._places:
+            self._places[slot].close()
+        self._places[slot] = Fd(os.memfd_create("paceline-result"))
+        return {worker.TASK_VARIABLE: self._task.fileno(), worker.RESULT_VARIABLE: self._places[slot].fileno()}
+
+    def take(self) -> dict[int, tuple[Any, ...]]:
+        """What came from each slot that left anything."""
+        found = {slot: worker.read(place.fileno()) for slot, place in sorted(self._places.items())}
+        return {slot: pickle.loads(data) for slot, data in found.items() if data}
+
+    def close(self) -> None:
+        for place in [self._task, *self._places.values()]:
+            place.close()
+
+
+def _conclude(
+    outcome: Outcome, explanation: list[str], results: Results, place: folders.Place, workers: int
+) -> list[Any]:
+    found = results.take()
+    if outcome.result is Result.ENDED:
+        return [found[slot][1] if slot in found else None for slot in range(workers)]
+    if outcome.result is Result.INTERRUPTED:
+        if outcome.code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        raise LaunchFailed(f"the run {place.name} was asked to end by {signal.Signals(outcome.code - 128).name}")
+    for slot, (kind, *raised) in found.items():
+        if kind != worker.RAISED or raised[0] is None:
+            continue
+        error, text = raised
+        # Others may have failed because the run did; the coordinator's reason is the first one's own traceback.
+        if slot == outcome.slot or (outcome.slot < 0 and text in outcome.reason):
+            error.add_note(f"raised by w{slot} of the run {place.name}; logs: {place.logs}\n{text}")
+            raise error
+    raise LaunchFailed("\n".join([f"the run {place.name} failed", *explanation, f"logs: {place.logs}"]))

@@ -1,0 +1,197 @@
+"""A run from its first process to its last: what `paceline run`, `paceline join` and `launch` have in common.
+
+with Lifetime(...) as life:       output, warden and log of one agent
+    outcome = life.host(...)      be the run's own agent, with its coordinator
+    outcome = life.join(...)      be an agent of a run that lives elsewhere
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paceline.control.config import Config
+from paceline.control.coordinator_events import Settings
+from paceline.control.ticket import Ticket
+from paceline.engine import causes
+from paceline.engine.agent import Agent
+from paceline.engine.base import Engine, Process
+from paceline.engine.child import CoordinatorChild, ticket_of
+from paceline.engine.events import Outcome, Result
+from paceline.engine.folders import Place
+from paceline.engine.local import Attach, Job, LocalEngine
+from paceline.engine.output import Output
+from paceline.engine.slots import Rules
+from paceline.engine.supervisor import Supervisor
+from paceline.engine.terminal import Terminal
+from paceline.engine.warden import Warden
+from paceline.wire.handshake import Credentials
+from paceline.wire.identity import Identity
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+AGENT_LOG = "agent.log"
+
+MakeEngine = Callable[[Ticket, Output, Warden], Engine]
+
+
+class Hosting(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run is hosted; the fields are the options of `paceline run`."""
+
+    workers: int
+    fewest: int = 1
+    most: int = 1 << 30
+    host: str = "127.0.0.1"
+    restarts: int = 3
+
+    def settings(self) -> Settings:
+        return Settings(wanted=self.workers, fewest=self.fewest, most=self.most)
+
+
+class Display:
+    """What a person sees of the run beside the workers' lines; shown from the first session on."""
+
+    def __init__(self, folder: Path, *, plain: bool) -> None:
+        from rich.console import Console
+
+        self._folder = folder
+        self._console = Console(stderr=True)
+        self._plain = plain or not self._console.is_terminal or self._console.is_dumb_terminal
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def console(self) -> Console | None:
+        """Where everything else must be printed too, if this draws."""
+        return None if self._plain else self._console
+
+    def show(self) -> None:
+        from paceline.watch.display import watch
+
+        def look_on() -> None:
+            watch(self._folder, self._stop, plain=self._plain, console=self._console)
+
+        self._thread = threading.Thread(target=look_on, name="paceline-display", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(10.0)
+
+
+class Lifetime:
+    """One agent's life in a claimed folder. `display` may be None."""
+
+    def __init__(self, place: Place, display: Display | None = None) -> None:
+        self.place = place
+        self._display = display
+        self._stack = contextlib.ExitStack()
+        self._agent: Agent | None = None
+        self._coordinator: CoordinatorChild | None = None
+
+    def __enter__(self) -> Lifetime:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_logged_to(self.place.logs / AGENT_LOG))
+            terminal = Terminal(self._display.console if self._display is not None else None)
+            self._output = Output(terminal.show)
+            stack.callback(self._output.close)
+            self._warden = Warden()
+            stack.callback(self._warden.close)
+            if self._display is not None:
+                stack.callback(self._display.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def host(self, hosting: Hosting, make_engine: MakeEngine) -> Outcome:
+        rules = Rules(workers=hosting.workers, restarts=hosting.restarts)
+        config = Config.new(
+            run=self.place.name, folder=self.place.folder, settings=hosting.settings(), host=hosting.host
+        )
+        identity = Identity()
+        ticket = ticket_of(config, identity.member)
+        self._coordinator = CoordinatorChild(config, identity.member, self.place.logs, self._warden)
+        return self._run(rules, ticket, identity, make_engine)
+
+    def join(self, ticket: Ticket, workers: int, restarts: int, make_engine: MakeEngine) -> Outcome:
+        rules = Rules(workers=workers, restarts=restarts, owns_coordinator=False)
+        identity = Identity()
+        ticket = msgspec.structs.replace(ticket, folder=str(self.place.folder), agent=identity.member)
+        return self._run(rules, ticket, identity, make_engine)
+
+    def _run(self, rules: Rules, ticket: Ticket, identity: Identity, make_engine: MakeEngine) -> Outcome:
+        self._agent = Agent(
+            Supervisor(rules),
+            make_engine(ticket, self._output, self._warden),
+            ticket,
+            Credentials(identity, ticket.secret, "agent"),
+            coordinator=self._coordinator,
+            say=self._output.say,
+            on_start=self._note_start,
+            on_session=self._display.show if self._display is not None else _nothing,
+        )
+        return self._agent.run()
+
+    def _note_start(self, slot: int, process: Process) -> None:
+        self.place.note_start(slot, process.pid)
+
+    def last_processes(self) -> dict[int, Process]:
+        return dict(self._agent.ended) if self._agent is not None else {}
+
+    def explanation(self, outcome: Outcome) -> list[str]:
+        """Why it failed, for the person at the terminal."""
+        lines = self._coordinator.last_lines() if self._coordinator is not None else []
+        return causes.explain(outcome, self.place.folder, self.last_processes(), lines)
+
+
+def local_engine(job: Job, logs: Path, attach: Attach | None = None) -> MakeEngine:
+    def make(ticket: Ticket, output: Output, warden: Warden) -> Engine:
+        return LocalEngine(job, ticket, logs, output, warden, attach)
+
+    return make
+
+
+def report(outcome: Outcome, explanation: list[str], place: Place) -> None:
+    """The last lines on the terminal; nothing where all went well."""
+    if outcome.result is Result.ENDED:
+        return
+    if outcome.result is Result.FAILED:
+        lines = [f"paceline: the run {place.name} failed", *explanation]
+    else:
+        lines = [f"paceline: the run {place.name} was interrupted"]
+    with contextlib.suppress(OSError):
+        print("\n".join([*lines, f"logs: {place.logs}"]), file=sys.stderr, flush=True)
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """What the control plane has to say goes to a file: on the terminal it would stand between workers' lines."""
+    logger = logging.getLogger("paceline")
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    before = logger.propagate, logger.level
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.propagate = before[0]
+        logger.setLevel(before[1])
+        logger.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,125 @@
+"""`launch`: results in order, the root cause as an exception, nothing left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import engine_tasks
+import pytest
+
+from paceline import engine
+from paceline.engine import LaunchFailed, launch, task
+
+SOURCE = str(Path(engine.__file__).resolve().parents[2])
+
+
+def test_results_come_in_order_from_other_processes(tmp_path: Path) -> None:
+    results = launch(engine_tasks.rank_times, 10, workers=3, folder=tmp_path)
+    assert [value for value, _ in results] == [0, 10, 20]
+    pids = {pid for _, pid in results}
+    assert len(pids) == 3
+    assert os.getpid() not in pids
+
+
+def test_the_root_cause_is_raised_with_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="rank 1 lost it") as caught:
+        launch(engine_tasks.fail_on, 1, workers=3, folder=tmp_path)
+    (note,) = caught.value.__notes__
+    assert "raised by w1" in note
+    assert "in fail_on" in note
+
+
+def test_an_error_that_cannot_travel_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LaunchFailed, match=r"(?s)w0 .*exited with code 1.*Unportable: 1 and 2\nlogs: "):
+        launch(engine_tasks.fail_strangely, workers=1, folder=tmp_path)
+    with pytest.raises(LaunchFailed, match="was killed by SIGKILL"):
+        launch(engine_tasks.die, workers=1, folder=tmp_path)
+    with pytest.raises(Exception, match="lambda"):
+        launch(engine_tasks.return_unportable, workers=1, folder=tmp_path)
+
+
+def test_it_works_on_any_thread(tmp_path: Path) -> None:
+    results: list[int] = []
+
+    def run() -> None:
+        results.extend(value for value, _ in launch(engine_tasks.rank_times, 1, workers=2, folder=tmp_path))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60.0)
+    assert results == [0, 1]
+
+
+def test_a_function_that_cannot_travel_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    with pytest.raises(ValueError, match="cannot be sent to other processes"):
+        launch(lambda: lock.locked(), workers=1, folder=tmp_path)
+    with pytest.raises(ValueError, match="cannot be sent to other processes"):
+        launch(engine_tasks.fail_on, lock, workers=1, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_cloudpickle_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(ValueError, match="install cloudpickle"):
+        task.pack(lambda: 0, ())
+
+
+def run_python(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        cwd=folder,
+        env=environment,
+        check=False,
+    )
+
+
+def test_a_function_of_the_main_script_and_a_missing_guard(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(
+        textwrap.dedent(
+            """
+            import os, sys
+
+            class Answer:
+                def __init__(self, rank):
+                    self.rank = rank
+
+            def work():
+                return Answer(int(os.environ["RANK"]))
+
+            if __name__ == "__main__" or "unguarded" in sys.argv:
+                from paceline.engine import launch
+
+                print([type(answer) is Answer and answer.rank for answer in launch(work, workers=int(sys.argv[1]))])
+            """
+        )
+    )
+    good = run_python(tmp_path, "main.py", "2")
+    assert good.stdout == "[0, 1]\n", good.stderr
+    wrong = run_python(tmp_path, "main.py", "1", "unguarded")
+    assert wrong.returncode == 1
+    assert "put the call under `if __name__ == '__main__':`" in wrong.stderr
+
+
+def test_a_function_of_an_interactive_session_travels_by_value(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    typed = """
+        import os
+        from paceline.engine import launch
+        def work(add):
+            return int(os.environ["RANK"]) + add
+
+        print(launch(work, 5, workers=2))
+        """
+    done = run_python(tmp_path, "-c", textwrap.dedent(typed))
+    assert done.stdout == "[5, 6]\n", done.stderr

@@ -1,0 +1,503 @@
+"""The agent's machine without processes: single cases, and many random histories in a simulated world."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from paceline.control.messages import AgentDirective
+from paceline.engine.base import START_AGAIN
+from paceline.engine.events import (
+    Action,
+    Asked,
+    AskHalt,
+    CoordinatorEnded,
+    Event,
+    Exited,
+    NotStarted,
+    Opened,
+    Orphaned,
+    Result,
+    Resumed,
+    Say,
+    Signal,
+    SignalCoordinator,
+    Start,
+    StartCoordinator,
+    Started,
+    StopSelf,
+    Suspended,
+    Tick,
+)
+from paceline.engine.slots import Rules, State
+from paceline.engine.supervisor import Stage, Supervisor
+
+KILLED = -signal.SIGKILL
+
+
+class Driver:
+    """A machine, a clock, and process ids."""
+
+    def __init__(self, **rules: object) -> None:
+        self.machine = Supervisor(Rules(**rules))  # type: ignore[arg-type]
+        self.now = 100.0
+        self.log: list[Action] = []
+        self._pid = 1000
+        self._follow(self.machine.begin(self.now))
+
+    def _follow(self, actions: list[Action]) -> list[Action]:
+        self.log += actions
+        for action in actions:
+            if isinstance(action, Start):
+                self._pid += 1
+                self._follow(self.machine.handle(Started(action.slot, self._pid), self.now))
+        return actions
+
+    def tell(self, event: Event, after_s: float = 0.0) -> list[Action]:
+        self.now += after_s
+        return self._follow(self.machine.handle(event, self.now))
+
+    def open_all(self) -> None:
+        for slot in self.machine.slots:
+            self.tell(Opened(slot.number))
+
+    def directive(self, number: int, *, kill: tuple[int, ...] = (), over: bool = False, reason: str = "") -> None:
+        self.tell(AgentDirective(1, number, "agent", kill, over, reason))
+
+
+def starts(actions: list[Action]) -> list[int]:
+    return [action.slot for action in actions if isinstance(action, Start)]
+
+
+def sent(actions: list[Action]) -> list[tuple[int, int]]:
+    return [(action.slot, action.number) for action in actions if isinstance(action, Signal)]
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_worker_is_started_again_after_growing_pauses_and_not_for_ever() -> None:
+    driver = Driver(workers=2, restarts=3)
+    driver.open_all()
+    for pause_s in (0.5, 1.0, 2.0):
+        assert starts(driver.tell(Exited(1, KILLED))) == []
+        assert driver.machine.wakes_at() == driver.now + pause_s
+        assert starts(driver.tell(Tick(), pause_s * 0.9)) == []
+        assert starts(driver.tell(Tick(), pause_s * 0.1 + 1e-6)) == [1]
+    driver.tell(Exited(1, KILLED))
+    assert driver.machine.slots[1].state is State.FINAL
+    assert starts(driver.tell(Tick(), 100.0)) == []
+    assert not driver.machine.exhausted, "the other one lives"
+    assert any(isinstance(action, Say) and "not started again" in action.text for action in driver.log)
+
+
+def test_a_pause_has_a_limit_and_a_long_life_forgives() -> None:
+    driver = Driver(workers=2, restarts=9)
+    driver.open_all()
+    for _ in range(7):
+        driver.tell(Exited(1, KILLED))
+        driver.tell(Tick(), 10.0)
+    driver.tell(Exited(1, KILLED))
+    assert driver.machine.wakes_at() == driver.now + 10.0
+    driver.tell(Tick(), 10.0)
+    driver.tell(Exited(1, KILLED), after_s=61.0)
+    assert driver.machine.wakes_at() == driver.now + 0.5
+
+
+def test_a_worker_that_ended_well_is_not_started_again() -> None:
+    driver = Driver(workers=2)
+    driver.open_all()
+    driver.tell(Exited(0, 0))
+    assert starts(driver.tell(Tick(), 100.0)) == []
+
+
+def test_a_script_that_fails_in_all_workers_at_once_is_not_tried_again() -> None:
+    driver = Driver(workers=2)
+    driver.open_all()
+    driver.tell(Exited(0, 1))
+    driver.tell(Exited(1, 1), after_s=0.1)
+    assert driver.machine.exhausted
+    assert starts(driver.tell(Tick(), 100.0)) == []
+    driver.directive(1, over=True, reason="ZeroDivisionError")
+    driver.tell(CoordinatorEnded(1, "failed"))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:2] == (Result.FAILED, 1)
+    assert driver.machine.outcome.reason == "ZeroDivisionError"
+
+
+def test_a_worker_that_asks_for_it_is_started_again() -> None:
+    driver = Driver(workers=1)
+    driver.open_all()
+    driver.tell(Exited(0, START_AGAIN))
+    assert starts(driver.tell(Tick(), 0.6)) == [0]
+
+
+def test_whom_the_coordinator_names_is_killed_and_comes_back() -> None:
+    driver = Driver(workers=2)
+    driver.open_all()
+    pid = driver.machine.slots[1].pid
+    driver.directive(1, kill=(pid, 99))
+    assert (1, signal.SIGKILL) in sent(driver.log)
+    assert (0, signal.SIGKILL) not in sent(driver.log)
+    driver.tell(Exited(1, KILLED))
+    assert driver.machine.exits == {pid: "was killed by SIGKILL"}
+    assert starts(driver.tell(Tick(), 1.0)) == [1]
+
+
+def test_nothing_is_started_when_the_run_is_over() -> None:
+    driver = Driver(workers=2)
+    driver.open_all()
+    driver.tell(Exited(1, KILLED))
+    driver.directive(1, over=True)
+    assert starts(driver.tell(Tick(), 100.0)) == []
+    driver.tell(Exited(0, 0))
+    driver.tell(CoordinatorEnded(0, "ended"))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:2] == (Result.ENDED, 0)
+
+
+def test_who_comes_too_late_for_the_run_is_sent_away() -> None:
+    driver = Driver(workers=2)
+    driver.tell(Opened(0))
+    driver.directive(1, over=True)
+    assert sent(driver.log) == [(1, signal.SIGTERM)]
+    driver.tell(Tick(), 5.1)
+    assert sent(driver.log) == [(1, signal.SIGTERM), (1, signal.SIGKILL)]
+
+
+def test_who_was_never_known_does_not_wait_for_a_coordinator_that_is_gone() -> None:
+    driver = Driver(workers=2)
+    driver.open_all()
+    pids = frozenset([driver.machine.slots[0].pid])
+    assert sent(driver.tell(CoordinatorEnded(0, "ended", pids, pids))) == [(1, signal.SIGTERM)]
+
+
+def test_what_a_script_does_wrong_after_the_run_is_a_failure() -> None:
+    driver = Driver(workers=1)
+    driver.open_all()
+    driver.directive(1, over=True)
+    pids = frozenset([driver.machine.slots[0].pid])
+    assert driver.tell(CoordinatorEnded(0, "ended", pids, pids)) == []
+    driver.tell(Exited(0, 1), after_s=1000.0)
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:3] == (Result.FAILED, 1, 0)
+
+
+def test_a_failure_after_the_release_is_known_even_if_it_comes_before_the_news() -> None:
+    driver = Driver(workers=1)
+    driver.open_all()
+    driver.tell(Exited(0, 1))
+    driver.tell(CoordinatorEnded(0, "ended", frozenset([driver.machine.slots[0].pid])))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:3] == (Result.FAILED, 1, 0)
+
+
+# -- plain scripts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_script_is_over_when_all_have_ended() -> None:
+    driver = Driver(workers=2)
+    driver.directive(1)
+    driver.tell(Exited(0, 0))
+    assert AskHalt not in map(type, driver.log)
+    actions = driver.tell(Exited(1, 0))
+    assert [type(action) for action in actions] == [AskHalt]
+    assert not driver.machine.exhausted, "the coordinator would take that for a failure"
+    driver.tell(CoordinatorEnded(0, "ended"))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:2] == (Result.ENDED, 0)
+
+
+def test_a_coordinator_that_is_not_there_yet_is_not_waited_for() -> None:
+    driver = Driver(workers=1)
+    actions = driver.tell(Exited(0, 0))
+    assert actions == [SignalCoordinator(signal.SIGTERM)]
+    assert driver.tell(Tick(), 5.1) == [SignalCoordinator(signal.SIGKILL)]
+    driver.tell(CoordinatorEnded(KILLED, ""))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:2] == (Result.ENDED, 0)
+    assert len([action for action in driver.log if isinstance(action, StartCoordinator)]) == 1
+
+
+@pytest.mark.parametrize(("code", "result"), [(3, 3), (1, 1)])
+def test_a_plain_process_that_fails_ends_the_others(code: int, result: int) -> None:
+    driver = Driver(workers=3)
+    assert sent(driver.tell(Exited(1, code))) == [(0, signal.SIGTERM), (2, signal.SIGTERM)]
+    driver.tell(Exited(0, -signal.SIGTERM))
+    assert sent(driver.tell(Tick(), 5.1)) == [(2, signal.SIGKILL)]
+    driver.tell(Exited(2, KILLED))
+    driver.tell(CoordinatorEnded(-15, ""))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:3] == (Result.FAILED, result, 1)
+    assert starts(driver.log) == [0, 1, 2]
+
+
+def test_a_death_before_any_session_is_judged_when_it_is_known_what_the_script_is() -> None:
+    worker = Driver(workers=2)
+    worker.tell(Exited(1, KILLED))
+    worker.tell(Opened(0), after_s=2.0)
+    assert starts(worker.tell(Tick(), 0.6)) == [1]
+    plain = Driver(workers=2)
+    plain.tell(Exited(1, KILLED))
+    assert plain.machine.stage is Stage.WORKING
+    assert sent(plain.tell(Tick(), 5.1)) == [(0, signal.SIGTERM)]
+    plain.tell(Exited(0, -15))
+    plain.tell(CoordinatorEnded(-15, ""))
+    assert plain.machine.outcome is not None
+    assert plain.machine.outcome[:3] == (Result.FAILED, 128 + 9, 1)
+
+
+def test_a_process_that_cannot_be_started_ends_the_rest() -> None:
+    driver = Driver(workers=2)
+    driver.tell(NotStarted(1, "no more processes"))
+    assert (0, signal.SIGTERM) in sent(driver.log)
+
+
+# -- signals ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_request_is_polite_the_second_firm_the_third_deadly() -> None:
+    driver = Driver(workers=2)
+    driver.open_all()
+    polite = driver.tell(Asked(signal.SIGINT))
+    assert [type(action) for action in polite] == [Say, AskHalt]
+    assert driver.tell(Tick(), 1000.0) == [], "a step may take long"
+    assert sent(driver.tell(Asked(signal.SIGINT))) == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
+    assert sent(driver.tell(Asked(signal.SIGINT))) == [(0, signal.SIGKILL), (1, signal.SIGKILL)]
+    for slot in range(2):
+        driver.tell(Exited(slot, KILLED))
+    assert starts(driver.tell(Tick(), 10.0)) == []
+    assert SignalCoordinator(signal.SIGTERM) in driver.log
+    driver.tell(CoordinatorEnded(75, ""))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:2] == (Result.INTERRUPTED, 130)
+
+
+def test_after_the_second_request_time_kills() -> None:
+    driver = Driver(workers=1)
+    driver.open_all()
+    driver.tell(Asked(signal.SIGTERM))
+    driver.tell(Asked(signal.SIGTERM))
+    assert sent(driver.tell(Tick(), 5.1)) == [(0, signal.SIGKILL)]
+
+
+def test_a_plain_script_gets_the_signal_itself() -> None:
+    driver = Driver(workers=2)
+    assert sent(driver.tell(Asked(signal.SIGINT))) == [(0, signal.SIGINT), (1, signal.SIGINT)]
+    driver.tell(Exited(0, 1))
+    driver.tell(Exited(1, -signal.SIGINT))
+    driver.tell(CoordinatorEnded(-15, ""))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:2] == (Result.INTERRUPTED, 130)
+
+
+def test_a_guest_leaves_the_run_to_the_others() -> None:
+    driver = Driver(workers=2, owns_coordinator=False)
+    driver.open_all()
+    actions = driver.tell(Asked(signal.SIGINT))
+    assert sent(actions) == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
+    assert AskHalt not in map(type, actions)
+    driver.tell(Exited(0, 0))
+    driver.tell(Exited(1, 0))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome.code == 130
+
+
+def test_a_guest_ends_when_its_workers_have() -> None:
+    driver = Driver(workers=1, owns_coordinator=False)
+    driver.open_all()
+    driver.tell(Exited(0, 0))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome.code == 0
+    failed = Driver(workers=2, owns_coordinator=False)
+    failed.open_all()
+    failed.directive(1, over=True)
+    failed.tell(Exited(0, 0))
+    failed.tell(Exited(1, 1))
+    assert failed.machine.outcome is not None
+    assert failed.machine.outcome[:3] == (Result.FAILED, 1, 1)
+    lost = Driver(workers=1, owns_coordinator=False)
+    lost.open_all()
+    lost.tell(Orphaned())
+    lost.tell(Exited(0, -15))
+    assert lost.machine.outcome is not None
+    assert lost.machine.outcome.code == 1
+    assert "coordinator" in lost.machine.outcome.reason
+
+
+def test_ctrl_z_stops_everything_and_fg_continues_it() -> None:
+    driver = Driver(workers=1)
+    assert driver.tell(Suspended()) == [Signal(0, signal.SIGSTOP), SignalCoordinator(signal.SIGSTOP), StopSelf()]
+    assert driver.tell(Resumed()) == [SignalCoordinator(signal.SIGCONT), Signal(0, signal.SIGCONT)]
+
+
+# -- the coordinator -------------------------------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_dies_is_started_again_but_not_for_ever() -> None:
+    driver = Driver(workers=1)
+    driver.open_all()
+    for _ in range(10):
+        assert driver.tell(CoordinatorEnded(KILLED, ""), after_s=1.0) == [StartCoordinator()]
+    assert sent(driver.tell(CoordinatorEnded(70, ""))) == [(0, signal.SIGTERM)]
+    driver.tell(Exited(0, -15))
+    assert driver.machine.outcome is not None
+    assert "11 times" in driver.machine.outcome.reason
+    slowly = Driver(workers=1)
+    for _ in range(50):
+        assert slowly.tell(CoordinatorEnded(KILLED, ""), after_s=10.0) == [StartCoordinator()]
+
+
+def test_a_coordinator_that_refuses_its_folder_ends_the_run() -> None:
+    driver = Driver(workers=1)
+    driver.tell(CoordinatorEnded(2, ""))
+    driver.tell(Exited(0, -15))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:2] == (Result.FAILED, 1)
+
+
+@pytest.mark.parametrize("rules", [{"workers": 0}, {"workers": 1, "restarts": -1}])
+def test_rules_that_make_no_sense_are_refused(rules: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"-n 0|--restarts -1"):
+        Rules(**rules)  # type: ignore[arg-type]
+
+
+# -- random histories ------------------------------------------------------------------------------------------------
+
+
+class World:
+    """Workers, a coordinator and a person that behave as the dice say; checks what must always hold."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.owns = self.dice.random() < 0.8
+        self.sessions = self.dice.random() < 0.7
+        self.deadly = self.dice.choice([0.0, 0.02, 0.1])
+        self.rules = Rules(
+            workers=self.dice.randint(1, 5), restarts=self.dice.randint(0, 4), owns_coordinator=self.owns
+        )
+        self.machine = Supervisor(self.rules)
+        self.now, self.pid = 0.0, 0
+        self.living: dict[int, int] = {}
+        self.opened: set[int] = set()
+        self.stubborn = {slot for slot in range(5) if self.dice.random() < 0.3}
+        self.coordinator: str | None = None
+        self.halting = self.over = self.forbidden = False
+        self.last_exit: dict[int, tuple[float, int]] = {}
+        self.started_at: dict[int, float] = {}
+        self.in_a_row: dict[int, int] = {}
+        self.number = 0
+
+    def run(self) -> None:
+        self._act(self.machine.begin(self.now))
+        for _ in range(3000):
+            if self.machine.outcome is not None:
+                assert not self.living
+                assert self.coordinator is None
+                return
+            self.now += self.dice.choice([0.01, 0.1, 0.5])
+            self._tell(Tick())
+            self._happen()
+        raise AssertionError(f"no end: {self.machine.stage}, {self.living}, {self.coordinator}")
+
+    def _tell(self, event: Event) -> None:
+        self._act(self.machine.handle(event, self.now))
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._start(action.slot)
+            elif isinstance(action, Signal):
+                self._signal(action.slot, action.number)
+            elif isinstance(action, StartCoordinator):
+                assert self.coordinator is None
+                self.coordinator = "starting"
+            elif isinstance(action, SignalCoordinator):
+                self._end_coordinator(-action.number if action.number == signal.SIGKILL else 75, "")
+            elif isinstance(action, AskHalt):
+                self.halting = True
+
+    def _start(self, slot: int) -> None:
+        assert slot not in self.living
+        assert not self.forbidden, "started after the end was known"
+        if slot in self.last_exit:
+            at, code = self.last_exit[slot]
+            assert code != 0
+            assert self.now - at >= self.rules.first_pause_s - 1e-6
+            long_life = at - self.started_at[slot] >= self.rules.settled_s
+            self.in_a_row[slot] = 1 if long_life else self.in_a_row.get(slot, 0) + 1
+            assert self.in_a_row[slot] <= self.rules.restarts
+        self.pid += 1
+        self.living[slot] = self.pid
+        self.started_at[slot] = self.now
+        self._tell(Started(slot, self.pid))
+
+    def _signal(self, slot: int, number: int) -> None:
+        if slot in self.living and (
+            number == signal.SIGKILL or (number in (signal.SIGTERM, signal.SIGINT) and slot not in self.stubborn)
+        ):
+            self._exit(slot, -number)
+
+    def _exit(self, slot: int, code: int) -> None:
+        del self.living[slot]
+        self.opened.discard(slot)
+        self.last_exit[slot] = (self.now, code)
+        self._tell(Exited(slot, code))
+
+    def _end_coordinator(self, code: int, verdict: str) -> None:
+        if self.coordinator is not None:
+            self.coordinator = None
+            self._tell(CoordinatorEnded(code, verdict))
+
+    def _happen(self) -> None:
+        for slot in list(self.living):
+            if slot not in self.living:
+                continue
+            if self.sessions and slot not in self.opened and self.dice.random() < 0.3:
+                self.opened.add(slot)
+                self._tell(Opened(slot))
+            elif self.dice.random() < self.deadly:
+                self._exit(slot, self.dice.choice([KILLED, 1, 75, -15]))
+            elif (self.halting or self.over or not self.sessions) and self.dice.random() < 0.2:
+                self._exit(slot, 0)
+        if self.dice.random() < 0.004:
+            self.forbidden = True
+            self._tell(Asked(self.dice.choice([signal.SIGINT, signal.SIGTERM])))
+        self._be_coordinator()
+
+    def _be_coordinator(self) -> None:
+        if not self.owns:
+            if self.dice.random() < 0.01:
+                self._say_over()
+            return
+        if self.coordinator == "starting" and self.dice.random() < 0.2:
+            self.coordinator = "running"
+        if self.coordinator != "running":
+            return
+        self._direct(over=self.over)
+        if self.over and self.dice.random() < 0.3:
+            self._end_coordinator(*((0, "ended") if self.dice.random() < 0.7 else (1, "failed")))
+        elif self.dice.random() < 0.01:
+            self._end_coordinator(KILLED, "")
+        elif (self.halting and not self.living) or self.machine.exhausted or self.dice.random() < 0.005:
+            self._say_over()
+
+    def _say_over(self) -> None:
+        self.over = self.forbidden = True
+        self._direct(over=True)
+
+    def _direct(self, *, over: bool) -> None:
+        self.number += 1
+        kill = tuple(pid for pid in self.living.values() if self.dice.random() < 0.002)
+        self._tell(AgentDirective(1, self.number, "agent", kill, over, "reason" if over else ""))
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_histories_end_and_keep_the_rules(block: int) -> None:
+    for seed in range(block * 200, block * 200 + 200):
+        try:
+            World(seed).run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
