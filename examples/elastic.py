@@ -61,7 +61,7 @@ def show(folder: Path, killed_at: float) -> int:
     result = audit(steps, int(facts["dataset_length"]), int(facts["global_batch"]))
     usual_s = statistics.median(step.seconds for step in steps)
     print(f"\nValidation accuracy {accuracy:.3f} after {len(steps)} steps.")
-    print(f"Samples: {result.summary}")
+    print("Samples:", "; ".join(result.summary) + ".")
     print(
         f"From the kill to the next step of the survivors: {outage_s(steps, killed_at) * 1e3:.0f} ms "
         f"(a step takes {usual_s * 1e3:.0f} ms)."

@@ -64,6 +64,15 @@ def test_chargpt_learns_a_text_alone(tmp_path: Path) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_elastic_loses_a_worker_gains_one_and_no_sample_twice() -> None:
+    output = run_alone("elastic.py")
+    assert ">>> kill -9" in output
+    *_, accuracy, samples, outage = output.strip().splitlines()
+    assert float(accuracy.split()[2]) > 0.9
+    assert samples == "Samples: epochs 0 to 15: 1,500 samples in each epoch, each once."
+    assert outage.startswith("From the kill to the next step of the survivors: ")
+
+
 def test_every_example_is_tested_here() -> None:
-    tested = ["chargpt.py", "collectives.py", "digits.py", "fashion.py"]
+    tested = ["chargpt.py", "collectives.py", "digits.py", "elastic.py", "fashion.py"]
     assert [path.name for path in sorted(EXAMPLES.glob("*.py"))] == tested

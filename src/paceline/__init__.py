@@ -20,6 +20,7 @@ from paceline.errors import (
 )
 
 if _typing.TYPE_CHECKING:
+    from paceline.engine import launch
     from paceline.train import (
         Best,
         Callback,
@@ -95,12 +96,17 @@ __all__ = [
     "WarmUp",
     "WireError",
     "fit",
+    "launch",
     "warm_up",
 ]
 
 
 def __getattr__(name: str) -> _typing.Any:
     """Training needs torch, whose import takes a second; commands that do without are spared it."""
+    if name == "launch":
+        import paceline.engine
+
+        return paceline.engine.launch
     if name in __all__:
         import paceline.train
 

@@ -34,6 +34,7 @@ logger = logging.getLogger("paceline.control")
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 CONNECTING_S = 5.0
+QUIET_S = 5.0
 SILENT_LINE_S = 15.0  # an answer comes to every heartbeat; without any, the connection is taken for dead
 
 BYE = "bye"
@@ -197,8 +198,11 @@ class Courier:
     def _complain(self, error: WireError) -> None:
         """Once for each kind of trouble, and again when it has changed."""
         kind = type(error).__name__
-        level = logging.DEBUG if kind == self._last_complaint or self._ends_at is not None else logging.WARNING
-        self._last_complaint = kind
+        # A coordinator that is still starting, or is started again, is no trouble yet.
+        is_early = self.unheard_s() < QUIET_S
+        is_known = kind == self._last_complaint or self._ends_at is not None
+        level = logging.DEBUG if is_known or is_early else logging.WARNING
+        self._last_complaint = "" if is_early else kind
         logger.log(level, "no connection to the coordinator: %s; trying again", error)
 
 

@@ -229,6 +229,8 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
 
 
 def wrong_version(path: Path, version: int) -> str:
+    if version == 0:
+        return f"{path} is just being made; try again in a moment"
     return (
         f"{path} has version {version} of the schema, this Paceline reads and writes version {VERSION}; "
         "use the Paceline that made it, or another folder"

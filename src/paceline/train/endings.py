@@ -10,10 +10,10 @@ import traceback
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from paceline.engine.base import START_AGAIN
+
 if TYPE_CHECKING:
     from paceline.train.session import Session
-
-ORPHANED_EXIT = 76
 
 
 class Endings:
@@ -59,7 +59,7 @@ class Endings:
     def orphaned(self) -> None:
         """Nobody has heard of the coordinator for so long that another history may have begun without this worker."""
         print("paceline: the coordinator is gone; this worker ends", file=sys.stderr, flush=True)
-        os._exit(ORPHANED_EXIT)
+        os._exit(START_AGAIN)
 
     def close(self) -> None:
         if self._hook is not None:

@@ -52,8 +52,11 @@ from paceline.train.watchdog import Standing
 logger = logging.getLogger("paceline.train")
 
 COORDINATOR_S = 120.0  # how long a member whose group broke waits for a coordinator that is not heard
+NEWCOMER_S = 30.0  # the same for one that has nothing to lose: most likely the run is over
 _LOOK_S = 1.0
 _BRIEFLY_S = 0.005
+
+ALIKE = "the script must call step, evaluate, should_stop and end in the same order on all workers"
 
 Answer = TypeVar("Answer")
 
@@ -104,6 +107,9 @@ class Place(NamedTuple):
     def size(self) -> int:
         return len(self.plan.seats)
 
+    def __str__(self) -> str:
+        return f"operation {self.operation} (here {self.kind.value}, generation {self.plan.generation})"
+
 
 class Outcome(NamedTuple):
     """What an attempt came to: the header's rows as the machine needs them, and what to do when it counts."""
@@ -123,6 +129,8 @@ class Membership:
         self._run = run
         self._queue: queue.SimpleQueue[Action] = queue.SimpleQueue()
         self._place: Place | None = None
+        self._exit: Exit | None = None
+        self.last_plan: Plan | None = None  # in which an operation was attempted
         self._gift: Any = None
         self._has_state = False  # as of what the training thread has done
         self._givers: list[threading.Thread] = []
@@ -202,11 +210,12 @@ class Membership:
         self.operation = work.operation
         self._since = time.monotonic()
         self._place = Place(plan, plan.rank_of(self._machine.name), group, work.operation, work.kind)
+        self.last_plan = plan
         self._groups.enter(plan.generation)
         try:
             return attempt(self._place)
-        except Mismatch:
-            raise
+        except Mismatch as error:
+            raise Mismatch(f"{self._place} does not fit what another worker does; {ALIKE} ({error})") from error
         except (GroupError, WireError) as error:
             logger.debug("operation %d in generation %d: %s", work.operation, plan.generation, error)
             suspects = (error.member,) if isinstance(error, PeerLost) else ()
@@ -218,6 +227,8 @@ class Membership:
 
     def _next_action(self, wait_s: float) -> Action | _Caught | None:
         """Carry out what is in the queue, one at a time; work, and what was caught up with, is for the caller."""
+        if self._exit is not None:
+            self._leave(self._exit)  # the script went on as if it had not been told
         try:
             action = self._queue.get(timeout=wait_s)
         except queue.Empty:
@@ -241,10 +252,10 @@ class Membership:
     def _look_after(self) -> None:
         """Nothing to do for a while: is there still somebody who could tell us what?"""
         unheard_s = self._client.unheard_s()
-        if unheard_s > COORDINATOR_S:
+        if unheard_s > (COORDINATOR_S if self._has_state else NEWCOMER_S):
             raise Orphaned(
                 f"operation {self.operation + 1} waits for a plan, but the coordinator has not been heard of for "
-                f"{unheard_s:.0f} s; look at its log, and start the run again with --resume"
+                f"{unheard_s:.0f} s; look at its log, and if the run is not over, start it again with --resume"
             )
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -303,6 +314,7 @@ class Membership:
                 return released.reason
 
     def _leave(self, action: Exit) -> None:
+        self._exit = action
         if action.verdict is Verdict.RELEASED:
             raise Released(action.reason, self._client.look(lambda machine: machine.phase))
         errors = {Verdict.REFUSED: Refused, Verdict.FAILED: RunFailed}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from paceline.checkpoint.files import set_aside
 from paceline.control.messages import NOTHING
 
 WRITING_S = 300.0
+_LOOKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +54,19 @@ class Saver:
         return self._folder is not None
 
     def newest(self) -> Contents | None:
-        """The newest checkpoint that is intact; bad ones are reported and put aside."""
+        """The newest checkpoint that is intact; bad ones are reported and put aside. In a run that is going on, the
+        main worker removes old ones meanwhile: then there are newer ones, and this looks again."""
         if self._folder is None or not self._folder.is_dir():
             return None
-        contents, skipped = newest_good(self._folder)
-        for path, reason in skipped:
-            self._on_event("skipped checkpoint", f"{path.name}: {reason}")
-            set_aside(path)
+        for _ in range(_LOOKS):
+            contents, skipped = newest_good(self._folder)
+            bad = [one for one in skipped if one.path.exists()]
+            for path, reason in bad:
+                with contextlib.suppress(FileNotFoundError):
+                    set_aside(path)
+                    self._on_event("skipped checkpoint", f"{path.name}: {reason}")
+            if len(bad) == len(skipped):
+                break
         return contents
 
     def mark_best(self, score: float) -> None:

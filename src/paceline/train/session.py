@@ -36,21 +36,22 @@ from torch import nn
 
 from paceline.checkpoint import Contents
 from paceline.control.member_events import Fail, Kind, Leave, Ready
-from paceline.control.messages import NOTHING, Phase
+from paceline.control.messages import NOTHING, Phase, Plan
 from paceline.control.progress import MetricRow, StepRow, WorkerRow
 from paceline.data.cursor import Cursor, advance, is_finished, next_epoch
 from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
-from paceline.strategy import Agreement, AllReduce, Flag, Notice
+from paceline.engine.base import START_AGAIN
+from paceline.strategy import Agreement, AllReduce, Disagreement, Flag, Notice
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
 from paceline.train import joining, saving
 from paceline.train.batches import Batch, Batches
 from paceline.train.book import Book, Mode
 from paceline.train.endings import Endings
-from paceline.train.errors import NonFiniteGradient
+from paceline.train.errors import Evicted, NonFiniteGradient
 from paceline.train.evaluation import Scores, Validate, evaluate
-from paceline.train.membership import Outcome, Place, Released
+from paceline.train.membership import ALIKE, Outcome, Place, Released
 from paceline.train.saving import Checkpoints, Saver
 from paceline.train.training_state import Stateful, TrainingState
 
@@ -150,14 +151,19 @@ class Session:
 
     @property
     def rank(self) -> int:
-        joined = self._join()
-        return joined.client.look(lambda machine: machine.plan.rank_of(machine.name) if machine.plan else -1)
+        return self._present_plan().rank_of(self._join().member)
 
     @property
     def size(self) -> int:
         """How many workers there are at present."""
+        return len(self._present_plan().seats)
+
+    def _present_plan(self) -> Plan:
+        """While the next one is being made, the last one."""
+        self._seat()
         joined = self._join()
-        return joined.client.look(lambda machine: len(machine.plan.seats) if machine.plan else 0)
+        plan = joined.client.look(lambda machine: machine.plan) or joined.membership.last_plan
+        return plan or joined.membership.wait_for_plan()
 
     @property
     def steps(self) -> int:
@@ -368,6 +374,10 @@ class Session:
             outcome = joined.membership.operate(kind, either)
         except Released as released:
             self._go(released)
+        except Evicted as evicted:
+            logger.warning("this worker is evicted: %s", evicted)
+            self._finish(1.0)
+            raise SystemExit(START_AGAIN) from None
         if outcome == _END:
             self._leave_after_end()
             raise SystemExit(0)
@@ -382,13 +392,18 @@ class Session:
     def _notice(self, place: Place) -> Notice:
         joined = self._join()
         asked = joined.client.look(lambda machine: machine.stop_asked)
-        return Notice(place.operation, joined.membership.offer(), int(Flag.STOP) if asked else 0)
+        flags = (int(Flag.STOP) if asked else 0) | _KINDS.index(place.kind) << _KIND_BIT
+        return Notice(place.operation, joined.membership.offer(), flags)
 
     def _row_of(self, place: Place) -> Row:
         notice = self._notice(place)
         return Row(notice.operation, notice.held, notice.flags)
 
     def _outcome(self, place: Place, rows: Rows, commit: Callable[[], Any]) -> Outcome:
+        kinds = [_KINDS[row.flags >> _KIND_BIT & 3].value for row in rows]
+        if len(set(kinds)) > 1:  # the headers of some kinds look alike
+            each = ", ".join(f"{kind} on {rows.name_of(rank)}" for rank, kind in enumerate(kinds))
+            raise Disagreement(f"{place} is {each}; {ALIKE}")
         stopping = rows.any(Flag.STOP)
         self._stopping_agreed = stopping
         return Outcome(tuple(row.held for row in rows), stopping, commit)
@@ -616,6 +631,8 @@ class Epoch:
 
 
 _END = "the end"
+_KINDS = list(Kind)
+_KIND_BIT = 8  # in the flags of a header, of which the session owns those below 16
 # What of a worker's events is worth a line in the run's log.
 _TOLD: dict[str, Callable[[str], tuple[str, str]]] = {
     "published": lambda text: ("checkpoint", text),
