@@ -16,11 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.control.coordinator_events import Standing
 from paceline.control.folder import LOCK_FILE, FolderLock
 from paceline.control.journal import DATABASE, Journal
 from paceline.control.reader import RunReader
-from paceline.control.roster import Fate, Record
+from paceline.control.reopening import reopened
 from paceline.errors import PacelineError
 from paceline.wire.descriptors import Fd, creating
 
@@ -129,29 +128,10 @@ def reopen(folder: Path) -> None:
     """Let a run that is over or was interrupted go on: its former members are gone for good, its history stays."""
     with contextlib.closing(FolderLock(folder)), contextlib.closing(Journal(folder)) as journal:
         remembered = journal.remembered()
-        if "standing" not in remembered:
-            return
-        with RunReader(folder) as reader:
-            applied = reader.status().applied
-        changes: dict[str, bytes | None] = {}
-        for key, value in remembered.items():
-            if key.startswith("member/"):
-                record = Record.restore(value, 0.0)
-                if record.fate is None:
-                    record.fate, record.reason = Fate.DEAD, "its run ended before it, and was resumed without it"
-                    changes[key] = record.durable()
-        standing = msgspec.msgpack.decode(remembered["standing"], type=Standing)
-        standing = msgspec.structs.replace(
-            standing,
-            current=None,
-            pending=None,
-            over="",
-            reason="",
-            halting="",
-            fence=max(standing.fence, standing.newest + 1),
-            reached=max(standing.reached, applied),
-        )
-        journal.commit({**changes, "standing": msgspec.msgpack.encode(standing)})
+        if remembered:
+            with RunReader(folder) as reader:
+                applied = reader.status().applied
+            journal.commit({**reopened(remembered, applied)})
 
 
 # -- finding runs ----------------------------------------------------------------------------------------------------

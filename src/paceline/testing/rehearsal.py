@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -36,7 +37,7 @@ from paceline.control import config as configs
 from paceline.control import ticket as tickets
 from paceline.control.client import AgentClient, command
 from paceline.control.config import Config
-from paceline.control.coordinator import Settings
+from paceline.control.coordinator_events import Settings
 from paceline.control.journal import DATABASE
 from paceline.control.messages import AgentDirective, Vitals
 from paceline.control.reader import RunReader
@@ -197,9 +198,17 @@ class Rehearsal:
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):
             if time.monotonic() > deadline:
+                self._show_stacks()
                 raise TimeoutError(f"waited {timeout_s} s in vain; {self.describe()}")
             time.sleep(0.005)
         return found
+
+    def _show_stacks(self) -> None:
+        """Let every worker write where it stands into its log."""
+        for worker in self.workers:
+            if worker.process.exitcode is None:
+                os.kill(worker.pid, signal.SIGUSR1)
+        time.sleep(0.5)
 
     def wait_said(self, number: int, count: int, timeout_s: float = _PATIENCE_S) -> None:
         self.wait_for(lambda: len(self.said(number)) >= count or self.workers[number].has_result, timeout_s)
@@ -307,6 +316,8 @@ def _work(
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    faulthandler.register(signal.SIGUSR1)
+    multiprocessing.set_start_method("fork", force=True)  # as in a script; here it would be as the server's
     descriptor = tickets.hand_over(msgspec.json.decode(ticket, type=Ticket))
     os.environ[tickets.VARIABLE] = str(descriptor)
     code = 0
@@ -318,6 +329,7 @@ def _work(
         code = 1
         pipe.send(("result", Died(1, traceback.format_exc())))
         sys.excepthook(type(error), error, error.__traceback__)
+    threading._shutdown()  # type: ignore[attr-defined]  # these two are what an interpreter does at its end
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -459,6 +459,11 @@ class Session:
     def found(self, base: int) -> None:
         start, self._start = self._start, None
         if start is not None and start.operation == base:
+            if start.position > self._batches.length:
+                raise ValueError(
+                    f"the checkpoint of operation {base} stands at sample {start.position} of its epoch, but the data "
+                    f"has {self._batches.length} samples; resume with the data that the run began with"
+                )
             self.swap(saving.tree_of(start))
             self._tell("resumed", f"from the checkpoint of operation {base}")
 

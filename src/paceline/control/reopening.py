@@ -1,0 +1,40 @@
+"""What a coordinator must remember so that a run which is over, or was interrupted, goes on: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from paceline.control.coordinator_events import Standing
+from paceline.control.roster import Fate, Record
+
+_REASON = "its run ended before it, and was resumed without it"
+
+
+def reopened(remembered: Mapping[str, bytes], applied: int) -> dict[str, bytes]:
+    """What changes: the former members are gone for good, the history stays, generations go on counting. What all
+    members must have in common is asked anew: versions may have changed since."""
+    if "standing" not in remembered:
+        return {}
+    changes: dict[str, bytes] = {}
+    for key, value in remembered.items():
+        if key.startswith("member/"):
+            record = Record.restore(value, 0.0)
+            if record.fate is None:
+                record.fate, record.reason = Fate.DEAD, _REASON
+                changes[key] = record.durable()
+    standing = msgspec.msgpack.decode(remembered["standing"], type=Standing)
+    standing = msgspec.structs.replace(
+        standing,
+        current=None,
+        pending=None,
+        facts=None,
+        parameters=(),
+        over="",
+        reason="",
+        halting="",
+        fence=max(standing.fence, standing.newest + 1),
+        reached=max(standing.reached, applied),
+    )
+    return {**changes, "standing": msgspec.msgpack.encode(standing)}
