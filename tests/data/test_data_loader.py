@@ -99,6 +99,7 @@ def test_loader_workers_stay_through_batches_plans_and_epochs() -> None:
         for epoch in (5, 6):
             for batch in fetch_all(loader, works(5, 100 * epoch, [[1], [2], [3]], epoch)):
                 pids.update(batch["pid"].tolist())
+        pids.discard(os.getpid())  # after a change of plan a batch may be collated on the spot
         assert len(pids) == 2
         assert pids == {child.pid for child in multiprocessing.active_children()}
 
@@ -373,3 +374,16 @@ def test_what_is_no_dataset_is_refused(dataset: Any, error: type[Exception], say
 def test_wrong_options_are_refused_when_built(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         LoaderOptions(**options)
+
+
+def test_after_a_change_of_plan_a_quick_batch_is_collated_on_the_spot_and_prefetching_goes_on() -> None:
+    with Loader(Augmented(), seed=0, options=TWO) as loader:
+        first, second = works(0, 0, [[k] for k in range(20)]), works(1, 5, [[k, k + 1] for k in range(20)])
+        fetched = [loader.fetch(work, after(first, position)) for position, work in enumerate(first[:5])]
+        fetched += [loader.fetch(work, after(second, position)) for position, work in enumerate(second[:6])]
+    assert [batch["index"].tolist() for batch in fetched[5:]] == [[k, k + 1] for k in range(6)]
+    here = [os.getpid() in batch["pid"].tolist() for batch in fetched]
+    assert here == [False] * 5 + [True] + [False] * 5
+    with Loader(Augmented(), seed=0, options=LoaderOptions()) as loader:
+        again = [loader.fetch(work, after(second, position)) for position, work in enumerate(second[:6])]
+    assert [batch["drawn"].tolist() for batch in again] == [batch["drawn"].tolist() for batch in fetched[5:]]

@@ -33,7 +33,7 @@ from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Endpoint, Expectation
 from paceline.wire.handover import receive_descriptors, send_descriptors
 from paceline.wire.handshake import Visitor
-from paceline.wire.memory import Arena, SharedMemory, total_bytes
+from paceline.wire.memory import Arena, SharedMemory, total_bytes, touch
 from paceline.wire.waiting import PLAIN, READ, Waiter, Wanted, is_ready
 
 OwnedT = TypeVar("OwnedT", Fd, SharedMemory, Connection)
@@ -99,10 +99,11 @@ def assemble(
     deadline: Deadline,
     witness: Health | None = None,
     cancellation: Cancellation | None = None,
+    reserve_bytes: int = 0,
 ) -> Parts:
     """Connect to all others. The `witness` is the health of an older group that knows some of them."""
     check_cards(endpoint, cards, rank)
-    former = _Former(endpoint, tuple(cards), rank, name, deadline, witness)
+    former = _Former(endpoint, tuple(cards), rank, name, deadline, witness, reserve_bytes)
     try:
         if cancellation is not None:
             cancellation.watch(former.health)
@@ -131,6 +132,7 @@ class _Former:
         name: str,
         deadline: Deadline,
         witness: Health | None,
+        reserve_bytes: int,
     ) -> None:
         self._endpoint = endpoint
         self._cards = cards
@@ -143,11 +145,17 @@ class _Former:
         self._owned: list[Fd | SharedMemory | Connection] = []
         self._coming: dict[int, Expectation] = {}
         self._met = {rank}
+        self._reserve_bytes = reserve_bytes
+        self._toucher: threading.Thread | None = None
         endpoint.open_room(self._room)
 
     def assemble(self) -> Parts:
         memory = SharedMemory.create(FIXED_BYTES + total_bytes())
         self._owned.append(memory)
+        if self._reserve_bytes:  # while others are waited for
+            arguments = (memory, FIXED_BYTES, self._reserve_bytes)
+            self._toucher = threading.Thread(target=touch, args=arguments, name="paceline-touch", daemon=True)
+            self._toucher.start()
         lower, higher = range(self._rank), range(self._rank + 1, len(self._cards))
         self._coming = {rank: self._endpoint.expect(self._purpose("watch", rank)) for rank in higher}
         inboxes = {rank: self._own(eventfd()) for rank in range(len(self._cards)) if self._is_neighbour(rank)}
@@ -164,6 +172,7 @@ class _Former:
                 with self._blaming(rank):
                     self._hand_over(rank, watch, memory, inboxes)
                 neighbours.append(self._meet(rank, watch, inboxes))
+        self._finish_touching()
         local = Neighbourhood(self.health, memory, [neighbour for neighbour in neighbours if neighbour is not None])
         return Parts(
             name=self._name,
@@ -177,6 +186,10 @@ class _Former:
             links=Links(self.health, self._connect),
             mailbox=Mailbox(self.health, self._connect),
         )
+
+    def _finish_touching(self) -> None:
+        if self._toucher is not None:
+            self._toucher.join()
 
     def _own(self, owned: OwnedT) -> OwnedT:
         self._owned.append(owned)
@@ -282,6 +295,7 @@ class _Former:
 
     def give_up(self, error: BaseException) -> None:
         """Tell those that are here already, and let go of everything."""
+        self._finish_touching()
         me = self.health.describe(self._rank)
         self.health.fail("aborted", f"forming the group failed on {me}: {type(error).__name__}: {error}", self._rank)
         self.health.close()

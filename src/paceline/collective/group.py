@@ -98,16 +98,18 @@ class Group:
         ephemeral: bool = False,
         after: Group | None = None,
         cancellation: Cancellation | None = None,
+        reserve_bytes: int = 0,
     ) -> Group:
         """Form a group with the members that the cards name, in that order; all of them call this with the same cards
         and name.
 
         Without a `model` the links are probed for at most a second. An `ephemeral` endpoint is closed with its last
         group. A group that this one comes `after` tells of members that die before they have come here. With a
-        `cancellation`, another thread can end the forming: `GroupAborted`."""
+        `cancellation`, another thread can end the forming: `GroupAborted`. `reserve_bytes` for tensors from `empty` are
+        made ready meanwhile."""
         deadline = Deadline(forming_s, f"forming group {name}")
         witness = after._health if after is not None else None
-        parts = assemble(endpoint, cards, rank, name, deadline, witness, cancellation)
+        parts = assemble(endpoint, cards, rank, name, deadline, witness, cancellation, reserve_bytes)
         group = cls(parts, timeout_s=timeout_s, ephemeral=ephemeral)
         try:
             group.barrier(timeout_s=max(0.001, deadline.remaining_s()))

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,10 @@ from torch.utils.data import TensorDataset, default_collate, get_worker_info
 from paceline.data.seeding import generators_kept, seed_for_sample
 from paceline.data.window import Request, Work
 
-# (serial, batch); the batch is None where the request was idle or stale, an ExceptionWrapper where it failed.
-Answer = tuple[int, Any]
+# (serial, batch, seconds it took); the batch is None where the request was idle or stale, an ExceptionWrapper where it
+# failed.
+Answer = tuple[int, Any, float]
+_NEVER_STALE = 2**62
 
 
 class Batches:
@@ -42,12 +45,17 @@ class Batches:
 
     def __getitems__(self, request: Request) -> Answer:
         """Called by torch's fetcher, with what the batch sampler gave."""
+        began = time.monotonic()
         if get_worker_info() is None:
-            return request.serial, self._batch(request)
+            return request.serial, self._batch(request), time.monotonic() - began
         try:
-            return request.serial, self._batch(request)
+            return request.serial, self._batch(request), time.monotonic() - began
         except Exception as error:
-            return request.serial, _as_answer(error)
+            return request.serial, _as_answer(error), 0.0
+
+    def collate(self, work: Work) -> Any:
+        """The batch of a work, here and now."""
+        return self._batch(Request(_NEVER_STALE, work))
 
     def _batch(self, request: Request) -> Any:
         if request.work is None or self._is_stale(request):

@@ -3,7 +3,8 @@
 `fetch(work, following)` returns the batch of `work`. Meanwhile the works that follow under the present plan are
 collated by the loader workers, `num_workers * prefetch_factor` at a time. When the plan changed, what was collated for
 the old one is dropped: `work` is requested at once, and loader workers give up stale requests between two samples. So a
-change of plan costs at most the sample that each is at. With `num_workers=0` each batch is collated on the spot.
+change of plan costs at most the sample that each is at; a batch that takes a moment only is collated on the spot. With
+`num_workers=0` each one is.
 
 It is built on torch's DataLoader: its batch sampler hands out requests without end, and where there is nothing to
 prefetch, idle ones that are answered at once. So the loader workers never see an end, and no epoch starts them anew.
@@ -25,6 +26,7 @@ One thread at a time may use a Loader.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections import deque
@@ -42,6 +44,7 @@ from paceline.data.window import Following, Request, Window, Work
 from paceline.errors import PacelineError
 
 _NEVER = 2**62
+_SOON_S = 0.02  # a batch that takes no longer than this is not worth waiting for loader workers
 _WAIT_KILLED_S = 5.0
 
 
@@ -90,6 +93,8 @@ class Loader:
         self._outbox: deque[Request] = deque()
         self._answers: Iterator[Answer] | None = None
         self._closed = False
+        self._generation = -1  # of the last work
+        self._usual_s = math.inf  # how long a loader worker took for its last batch
 
     def fetch(self, work: Work, following: Following) -> Any:
         """The collated batch of `work`, None if it has no samples. `following(k)` is the k-th work after it.
@@ -103,13 +108,26 @@ class Loader:
             self._window.finish()
             return None
         self._batches.give_up_before(self._window.horizon())
-        serial, batch = self._exchange(work, following)
+        is_new_plan, self._generation = work.tag[0] != self._generation, work.tag[0]
+        if is_new_plan and self._is_quicker_here():
+            batch = self._batches.collate(work)
+            self._window.pass_over()
+            self._exchange(work, following)  # an answer that is stale comes in, so that what follows goes out
+            self._window.finish()
+            return batch
+        serial, batch, seconds = self._exchange(work, following)
         while serial != self._window.wanted:
-            serial, batch = self._exchange(work, following)
+            serial, batch, seconds = self._exchange(work, following)
+        self._usual_s = seconds
         self._window.finish()
         if isinstance(batch, ExceptionWrapper):
             batch.reraise()  # type: ignore[no-untyped-call]
         return batch
+
+    def _is_quicker_here(self) -> bool:
+        """After a change of plan others wait for this batch: it is collated on the spot if that takes a moment only."""
+        is_new = self._window.wanted is None and self._answers is not None
+        return is_new and self._usual_s < _SOON_S and self._options.worker_init_fn is None
 
     def close(self) -> None:
         """End all loader workers."""

@@ -93,6 +93,10 @@ class Window:
         self._next_serial += 1
         return Request(self._next_serial - 1, None)
 
+    def pass_over(self) -> None:
+        """The wanted work needs no request: it is collated elsewhere."""
+        self._number(self._planned[0])
+
     def finish(self) -> None:
         """The wanted work was answered, or has no samples: it is not under way any more."""
         self._planned.popleft()

@@ -26,6 +26,7 @@ class Groups:
     """`post` is told of every group that is formed or could not be."""
 
     def __init__(self, run: str, member: str, endpoint: Endpoint | None, post: Callable[[Event], None]) -> None:
+        self.reserve_bytes = 0  # of tensors that a new group is asked for at once
         self._run = run
         self._member = member
         self._endpoint = endpoint
@@ -70,6 +71,7 @@ class Groups:
                 model=self._model,
                 after=after,
                 cancellation=cancellation,
+                reserve_bytes=self.reserve_bytes,
             )
         except PacelineError as error:
             suspects = (error.member,) if isinstance(error, PeerLost) else ()

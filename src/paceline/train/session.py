@@ -527,6 +527,8 @@ class Session:
             self._start = self._saver.newest() if self._resumes else None
             base = self._start.operation if self._start is not None else NOTHING
             self._joined = joining.join(self._ticket, max(base, 0), self, self._endings.orphaned)
+            parameters = [one for one in self._model.parameters() if one.requires_grad]
+            self._joined.groups.reserve_bytes = sum(one.numel() * one.dtype.itemsize for one in parameters)
             self._endings.watch()
             introduction = joining.introduce(self._joined, self._facts, self._model, base)
             self._joined.client.post(Ready(introduction))

@@ -13,6 +13,7 @@ because the next group has its own.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import math
@@ -86,6 +87,15 @@ class SharedMemory:
         """Close the descriptor. The mapping goes when the last tensor in it does."""
         with self._closing:
             self.descriptor.close()
+
+
+def touch(memory: SharedMemory, start: int, num_bytes: int) -> None:
+    """Have these pages ready, so that tensors in them cost little when they are made. Where there is little memory it
+    does nothing: whoever makes the tensors will be told."""
+    if num_bytes <= available_bytes() // 4:
+        with contextlib.suppress(OSError, ValueError):
+            mapping.commit(memory.descriptor.fileno(), start, num_bytes)
+            mapping.populate(memory.address + start, num_bytes)
 
 
 class Arena:
