@@ -1,9 +1,10 @@
-"""Training steps a second of two workers on one host, one thread each: without communication, with the all-reduce
-strategy, and with DistributedDataParallel on Gloo.
+"""Training steps a second of two workers on one host, one thread each: without communication, with a bare loop on the
+collectives (the strategy's three calls), with a session, and with DistributedDataParallel on Gloo.
 
 Prints a table, keeps benchmarks/results/steps.json. The ways take turns in each round, so that whatever else the
 machine does falls on all of them; a figure is the median over rounds, of the slower worker, and a ratio the median of
-the ratios within rounds. To compare another way, add a function to WAYS.
+the ratios within rounds. What a session costs where nothing goes wrong is its ratio to the bare loop. No way loads
+data: each step has the same batch. To compare another way, add a function to WAYS.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +30,21 @@ from torch import nn
 
 from paceline.cli.bench import machine
 from paceline.collective import Group
+from paceline.control import config as configs
+from paceline.control import ticket as tickets
+from paceline.control.config import Config
+from paceline.control.coordinator_events import Settings
+from paceline.control.ticket import Ticket
+from paceline.data.loader import LoaderOptions
 from paceline.strategy import AllReduce, Notice
 from paceline.testing.crew import Crew
+from paceline.train.session import Session
 
 RESULTS = Path(__file__).parent / "results" / "steps.json"
 NUM_WORKERS = 2
 BASE = "no communication"
+BARE = "bare"
+SESSION = "session"
 
 Step = Callable[[], object]
 # A model, its input and target for one worker, and how many steps make a round.
@@ -99,7 +112,7 @@ def without_communication(group: Group, model: nn.Module, x: torch.Tensor, y: to
     return _plain_step(model, x, y)
 
 
-def with_strategy(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+def bare(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
     strategy = AllReduce(model, _optimizer(model), seed=0)
     strategy.bind(group, group.rank, group.size)
     samples, number = len(x), 0
@@ -116,6 +129,23 @@ def with_strategy(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tens
     return step
 
 
+def with_session(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+    """As a script has it, with the run's coordinator; only the batch is always the same one."""
+    count = len(x) * NUM_WORKERS
+    loader = LoaderOptions(collate_fn=lambda _: (x, y))
+    session = Session(model, _optimizer(model), data=range(count * 1000), global_batch=count, loader=loader)
+    batches = (batch for epoch in session.epochs(1_000_000) for batch in epoch)
+    _sessions.append(session)
+
+    def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(model(x), y)
+
+    def step() -> None:
+        session.step(loss_fn, next(batches))
+
+    return step
+
+
 def with_ddp(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
     return _plain_step(nn.parallel.DistributedDataParallel(model), x, y)
 
@@ -126,7 +156,8 @@ def with_ddp_views(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Ten
 
 WAYS: dict[str, Callable[[Group, nn.Module, torch.Tensor, torch.Tensor], Step]] = {
     BASE: without_communication,
-    "strategy": with_strategy,
+    BARE: bare,
+    SESSION: with_session,
     "DDP": with_ddp,
     "DDP, bucket views": with_ddp_views,
 }
@@ -136,11 +167,32 @@ WAYS: dict[str, Callable[[Group, nn.Module, torch.Tensor, torch.Tensor], Step]] 
 
 
 _prepared: dict[str, tuple[Step, int]] = {}
+_sessions: list[Session] = []
 
 
-def prepare(group: Group, case: str, way: str, store: str) -> int:
+@contextlib.contextmanager
+def coordinator(folder: Path) -> Iterator[Ticket]:
+    """That of a run in this folder; what its workers need to find it."""
+    settings = Settings(wanted=NUM_WORKERS)
+    with (folder / "coordinator.log").open("wb") as log:
+        process = configs.launch(Config.new(run="steps", folder=folder, settings=settings), stdout=log, stderr=log)
+    try:
+        ends_at = time.monotonic() + 60.0
+        while not (folder / tickets.ACCESS_FILE).exists():
+            if process.poll() is not None or time.monotonic() > ends_at:
+                raise RuntimeError(f"the coordinator did not start (exit code {process.poll()})")
+            time.sleep(0.01)
+        yield tickets.read_access(folder).ticket
+    finally:
+        process.kill()
+        process.wait()
+
+
+def prepare(group: Group, case: str, way: str, store: str, ticket: Ticket | None) -> int:
     """Build the model and take a few steps; the number of its parameters."""
     torch.set_num_threads(1)
+    if ticket is not None:
+        os.environ[tickets.VARIABLE] = str(tickets.hand_over(ticket))
     if "DDP" in way:
         torch.distributed.init_process_group("gloo", f"file://{store}", rank=group.rank, world_size=group.size)
     torch.manual_seed(0)
@@ -163,6 +215,11 @@ def one_round(group: Group) -> float:
     return (time.perf_counter() - began) / num_steps
 
 
+def finish(group: Group) -> None:
+    for session in _sessions:
+        session.close()
+
+
 def measure(case: str, num_rounds: int, ways: list[str]) -> dict[str, Any]:
     slower: dict[str, list[float]] = {way: [] for way in ways}
     with contextlib.ExitStack() as stack:
@@ -170,20 +227,27 @@ def measure(case: str, num_rounds: int, ways: list[str]) -> dict[str, Any]:
         # Processes of its own for each way: what one leaves in the allocator would speed up another.
         crews = {way: stack.enter_context(Crew(NUM_WORKERS)) for way in ways}
         for number, (way, crew) in enumerate(crews.items()):
-            num_parameters = crew.run(prepare, case, way, f"{folder}/store-{number}")[0]
+            ticket = stack.enter_context(coordinator(Path(folder))) if way == SESSION else None
+            num_parameters = crew.run(prepare, case, way, f"{folder}/store-{number}", ticket)[0]
         for number in range(num_rounds):
             for way in ways if number % 2 == 0 else reversed(ways):
                 slower[way].append(max(crews[way].run(one_round)))
+            print(f"{case}: round {number + 1} of {num_rounds}", flush=True)
+        for crew in crews.values():
+            crew.run(finish)
     return {
         "model": case,
         "parameters": num_parameters,
         "steps_per_s": {way: 1 / statistics.median(slower[way]) for way in ways},
-        "of_no_communication": {
-            way: statistics.median(base / own for base, own in zip(slower[BASE], slower[way], strict=True))
-            for way in ways
-        },
+        "of_no_communication": {way: _ratio(slower[BASE], slower[way]) for way in ways},
+        "session_of_bare": _ratio(slower[BARE], slower[SESSION]) if {BARE, SESSION} <= set(ways) else None,
         "seconds": slower,
     }
+
+
+def _ratio(reference: list[float], own: list[float]) -> float:
+    """How fast, beside a reference in the same rounds."""
+    return statistics.median(first / second for first, second in zip(reference, own, strict=True))
 
 
 def main() -> None:
@@ -191,16 +255,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
     options = parser.parse_args()
+    # So that nothing is left behind then either.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     ways = [BASE, *(way for way in options.ways if way != BASE)]
     rows = [measure(case, options.rounds, ways) for case in options.models]
-    table = Table("model", "parameters", *ways, title="steps a second (of no communication)")
+    table = Table("model", "parameters", *ways, "session of bare", title="steps a second (of no communication)")
     for row in rows:
         each = [f"{row['steps_per_s'][way]:.1f} ({row['of_no_communication'][way]:.2f})" for way in ways]
-        table.add_row(row["model"], f"{row['parameters']:,}", *each)
+        cost = f"{row['session_of_bare']:.3f}" if row["session_of_bare"] is not None else "not measured"
+        table.add_row(row["model"], f"{row['parameters']:,}", *each, cost)
     Console(width=120).print(table)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
+    options.json.parent.mkdir(exist_ok=True)
+    options.json.write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

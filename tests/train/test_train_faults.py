@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -10,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainers import BATCH, LENGTH, check_alike, check_samples, train, train_with_held_transfers
+from trainers import BATCH, LENGTH, check_alike, check_samples, train, train_with_a_laggard, train_with_held_transfers
 
-from paceline.control.coordinator import Settings
+from paceline.checkpoint import newest_good
+from paceline.control.coordinator_events import Settings
 from paceline.testing.rehearsal import Died, Rehearsal, say, worker_number
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
@@ -40,15 +45,31 @@ def check_record(run: Rehearsal, steps: int, since: int = 0) -> None:
     assert covered == [(epoch, at * BATCH, min(BATCH, LENGTH - at * BATCH)) for epoch, at in wanted]
 
 
-def kill_again_and_again(folder: Path, times: int, seed: int) -> None:
+def say_resources(session: Session) -> None:
+    if worker_number() == 0:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        say(("resources", session.size, len(os.listdir("/proc/self/fd")), threading.active_count(), resident))
+
+
+def check_no_leak(run: Rehearsal) -> None:
+    """Worker 0 holds as much at the end as after the first changes, when there were as many workers."""
+    seen = [one[2:] for one in run.said(0) if one[0] == "resources" and one[1] == 3]
+    early, late = seen[: len(seen) // 3], seen[-len(seen) // 3 :]
+    for number, (what, spare) in enumerate((("descriptors", 0), ("threads", 0), ("bytes", 64 << 20))):
+        before, after = max(one[number] for one in early), min(one[number] for one in late)
+        assert after <= before + spare, f"{what}: {before}, and later {after}"
+
+
+def kill_again_and_again(folder: Path, times: int, seed: int, *, num_spared: int) -> None:
     enough = folder / "enough"
     dice = random.Random(seed)
-    with Rehearsal(train, 0, 0.005, str(enough), workers=3, folder=folder) as run:
+    function = partial(train, in_body=say_resources)
+    with Rehearsal(function, 0, 0.005, str(enough), workers=3, folder=folder) as run:
         living = [0, 1, 2]
         for _ in range(times):
             there = max(steps_of(run, number) for number in living)
             wait_for_steps(run, living, there + dice.randint(1, 9))
-            victim = dice.choice(living[1:])  # the first one stays, so that a process of the beginning sees the end
+            victim = dice.choice(living[num_spared:])
             run.kill(victim)
             living.remove(victim)
             run.add()
@@ -57,21 +78,24 @@ def kill_again_and_again(folder: Path, times: int, seed: int) -> None:
         wait_for_steps(run, living, there + 3)
         enough.touch()
         results = run.finish(living)
-        assert results[0]["pid"] == run.workers[0].pid
+        assert [result["pid"] for result in results] == [run.workers[number].pid for number in living]
         check_alike(results)
         check_samples(results, results[0]["steps"] // STEPS, lost=True)
         check_record(run, results[0]["steps"])
+        if num_spared:
+            check_no_leak(run)
 
 
 def test_a_worker_is_killed_ten_times(tmp_path: Path) -> None:
-    kill_again_and_again(tmp_path, 10, seed=1)
+    """The first one stays: a process of the beginning sees the end."""
+    kill_again_and_again(tmp_path, 10, seed=1, num_spared=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_worker_is_killed_many_times(tmp_path: Path, seed: int) -> None:
-    kill_again_and_again(tmp_path, 40, seed)
+    kill_again_and_again(tmp_path, 40, seed, num_spared=seed % 2)
 
 
 def test_two_killed_at_once_then_all_but_one_then_the_run_grows_again(tmp_path: Path) -> None:
@@ -215,14 +239,24 @@ def test_two_join_at_once_and_one_right_before_the_end(tmp_path: Path) -> None:
         check_samples(results, results[0]["steps"] // STEPS)
 
 
+def wait_at_step_8(held: str, session: Session) -> None:
+    ends_at = time.monotonic() + 60.0
+    while session.steps == 8 and os.path.exists(held) and time.monotonic() < ends_at:
+        time.sleep(0.01)
+
+
 def test_all_die_and_the_run_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
-    enough = tmp_path / "enough"
-    function = partial(train, checkpoints=Checkpoints(every_s=None, every_steps=3))
-    with Rehearsal(function, 0, 0.005, str(enough), workers=2, folder=tmp_path) as run:
-        wait_for_steps(run, range(2), 8)
-        run.wait_for(lambda: [path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()])
+    enough, held = tmp_path / "enough", tmp_path / "held"
+    held.touch()
+    function = partial(
+        train, checkpoints=Checkpoints(every_s=None, every_steps=3), in_body=partial(wait_at_step_8, str(held))
+    )
+    with Rehearsal(function, 0, 0.0, str(enough), workers=2, folder=tmp_path) as run:
+        run.wait_for(lambda: [member["applied"] for member in run.ask("status")["members"]] == [8, 8])
+        run.wait_for(lambda: newest_good(tmp_path / "checkpoints")[0])
         for number in range(2):
             run.kill(number)
+        held.unlink()
         for _ in range(2):
             run.add()
         wait_for_steps(run, [2, 3], 14)
@@ -231,11 +265,9 @@ def test_all_die_and_the_run_goes_on_from_its_newest_checkpoint(tmp_path: Path) 
         check_alike(results)
         check_samples(results, results[0]["steps"] // STEPS, lost=True)
         since = results[0]["committed"][0][1] - 1
-        assert since >= 3, "it did not start anew"
-        assert since % 3 == 0
-        # What the dead had not said yet of earlier steps is not known any more.
-        check_record(run, results[0]["steps"], since)
-        assert "are done again" in run.events("rollback")[0]
+        assert since in (3, 6)
+        check_record(run, results[0]["steps"])
+        assert run.events("rollback") == [f"operations {since + 1} to 8 are done again"]
 
 
 def test_a_signal_lets_one_worker_leave_and_the_last_one_save(tmp_path: Path) -> None:
@@ -279,3 +311,162 @@ def test_workers_leave_by_a_signal_by_a_command_and_all_together(tmp_path: Path)
             assert (reader.status().status, reader.status().reason) == ("ended", "a person had enough")
         check_record(run, steps_of(run, 0))
         assert not run.events("dead")
+
+
+def die_at(place: str, step: int, me: int, session: Session) -> None:
+    """For hooks: worker `me` dies when it comes here with so many steps done."""
+    if worker_number() == me and session.steps == step:
+        say((place, step))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("place", ["in_validate", "before_decision", "before_close"])
+def test_a_worker_dies_outside_of_a_step(tmp_path: Path, place: str) -> None:
+    step = STEPS if place != "before_close" else 2 * STEPS
+    hooks: dict[str, Any] = {place: partial(die_at, place, step, 1)}
+    function = partial(train, **hooks)
+    with Rehearsal(function, 2, 0.0, workers=3, folder=tmp_path) as run:
+        results = run.finish()
+        assert results[1] == Died(-9)
+        survivors = [results[0], results[2]]
+        check_alike(survivors)
+        check_samples(survivors, 2, lost=True)
+        assert survivors[0]["steps"] == 2 * STEPS
+        assert survivors[0]["scores"] == survivors[1]["scores"]
+        check_record(run, 2 * STEPS)
+
+
+def test_a_worker_that_leaves_the_script_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
+    function = partial(train, in_loss=raise_on_worker_1)
+    with Rehearsal(function, 2, 0.0, workers=3, folder=tmp_path) as run:
+        results = run.finish()
+        assert "worker 1 does not like this batch" in results[1].error
+        assert results[1].code == 1
+        check_alike([results[0], results[2]])
+        check_record(run, 2 * STEPS)
+        (cause,) = run.events("failed")
+        assert "Traceback" in cause
+        assert "worker 1 does not like this batch" in cause
+
+
+def raise_on_worker_1(session: Session) -> None:
+    if worker_number() == 1 and session.steps == 3:
+        raise ArithmeticError("worker 1 does not like this batch")
+
+
+def raise_everywhere(session: Session) -> None:
+    if session.steps == 3:
+        raise ArithmeticError("nobody likes this batch")
+
+
+def test_an_error_on_all_workers_fails_the_run_with_its_cause(tmp_path: Path) -> None:
+    function = partial(train, in_loss=raise_everywhere)
+    with Rehearsal(function, 2, 0.0, workers=2, folder=tmp_path) as run:
+        run.exhausted = True
+        results = run.finish()
+        assert all("nobody likes this batch" in result.error for result in results)
+        run.wait_for(lambda: run.coordinator.poll() is not None)
+        assert run.coordinator.returncode == 1
+        with run.reader() as reader:
+            status = reader.status()
+        assert status.status == "failed"
+        assert "Traceback" in status.reason
+        assert "nobody likes this batch" in status.reason
+
+
+def test_the_main_worker_is_one_operation_behind(tmp_path: Path) -> None:
+    """It gets the result from who is ahead, and the run's log has that step too."""
+    go_on = tmp_path / "go on"
+    with Rehearsal(partial(train_with_a_laggard, str(go_on)), 2, 0.0, workers=3, folder=tmp_path) as run:
+        run.wait_for(lambda: any(("behind", 5) in run.said(number) for number in range(3)))
+        main, _, last = run.members()
+        wait_for_steps(run, [last], 5)  # for the others it counts
+        go_on.touch()
+        run.kill(last)
+        results = run.finish()
+        assert ("behind", 5) in run.said(main)
+        assert results.pop(last) == Died(-9)
+        check_alike(results)
+        check_samples(results, 2, lost=True)
+        check_record(run, 2 * STEPS)
+        assert all(one[1] for number in range(3) for one in run.said(number)), "somebody thought to be nobody"
+
+
+def evaluate_slowly(held: str, session: Session) -> None:
+    """For as long as there is a file of this name."""
+    ends_at = time.monotonic() + 60.0
+    if session.steps == STEPS and os.path.exists(held):
+        say(("evaluates", worker_number()))
+        while os.path.exists(held) and time.monotonic() < ends_at:
+            time.sleep(0.01)
+
+
+def test_one_comes_and_one_goes_while_all_evaluate(tmp_path: Path) -> None:
+    """The newcomer waits for the next step; who is asked to leave finishes the evaluation and goes before that step."""
+    held = tmp_path / "held"
+    held.touch()
+    function = partial(train, in_validate=partial(evaluate_slowly, str(held)))
+    with Rehearsal(function, 3, 0.0, workers=3, folder=tmp_path) as run:
+        run.wait_for(lambda: all(run.said(number)[-1:] == [("evaluates", number)] for number in range(3)))
+        run.add()
+        run.terminate(1)
+        run.wait_for(lambda: 3 in run.members())
+        held.unlink()
+        results = run.finish()
+        assert results[1] == Died(0), run.log(1)
+        living = [results[0], results[2], results[3]]
+        check_alike(living)
+        check_samples(living, 3, lost=True)
+        check_record(run, 3 * STEPS)
+        first, second, late = [result["scores"] for result in living]
+        assert first == second
+        assert first[-len(late) :] == late
+        assert len(late) >= 1
+
+
+def disturb(run: Rehearsal, dice: random.Random, living: list[int]) -> None:
+    """One random thing happens to the run; `living` are the workers that should see its end."""
+    what = dice.choice(["kill", "kill", "two", "stop", "leave", "coordinator", "both", "add"])
+    num_victims = {"kill": 1, "two": 2, "stop": 1, "leave": 1, "both": 1}.get(what, 0)
+    if what in ("stop", "leave"):
+        # All are in: the last holder of the state is waited for when it is silent, and ends the run when it leaves.
+        wait_for_steps(run, living, max(steps_of(run, number) for number in living) + 1)
+    victims = dice.sample(living, min(num_victims, len(living) - 1))
+    if what in ("coordinator", "both"):
+        run.kill_coordinator()
+    for victim in victims:
+        {"stop": run.stop, "leave": run.terminate}.get(what, run.kill)(victim)
+        living.remove(victim)
+    if what in ("coordinator", "both"):
+        time.sleep(dice.random())
+        run.start_coordinator()
+    while len(living) < 3 or (what == "add" and len(living) < 4):
+        run.add()
+        living.append(len(run.workers) - 1)
+    if dice.random() < 0.5:
+        time.sleep(dice.random())  # into the midst of what follows, or long after it
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens(tmp_path: Path, seed: int) -> None:
+    # Seed 3 fails: a worker was asked to leave, the others die while the coordinator is away, and newcomers are ready.
+    # The run ends with "all members were asked to leave" where the newcomers could take over from the one that leaves.
+    enough = tmp_path / "enough"
+    dice = random.Random(seed)
+    function = partial(train, checkpoints=Checkpoints(every_s=None, every_steps=7))
+    with Rehearsal(function, 0, 0.003, str(enough), workers=3, folder=tmp_path, settings=QUICK) as run:
+        living = [0, 1, 2]
+        wait_for_steps(run, living, 2)
+        for _ in range(20):
+            disturb(run, dice, living)
+            if dice.random() < 0.5:
+                wait_for_steps(run, living, max(steps_of(run, number) for number in living) + 2)
+        wait_for_steps(run, living, max(steps_of(run, number) for number in living) + 3)
+        enough.touch()
+        results = run.finish(living)
+        check_alike(results)
+        # The run's log may lack steps here: who died while the coordinator was away did not tell of them.
+        if not run.events("lost"):
+            check_samples(results, results[0]["steps"] // STEPS, lost=True)

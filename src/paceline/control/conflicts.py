@@ -11,6 +11,12 @@ class Conflicts:
     def __init__(self) -> None:
         self._pairs: Counter[frozenset[str]] = Counter()
 
+    def is_repeated(self, one: str, other: str) -> bool:
+        """Two members failed together; whether not for the first time."""
+        pair = frozenset((one, other))
+        self._pairs[pair] += 1
+        return self._pairs[pair] > 1
+
     def worst_of(self, holders: list[Record], generation: int) -> Record | None:
         """Who of these members to go without, after they broke in this generation: the one with most complaints, of
         equal ones the later. None while no two have failed together before."""
@@ -20,12 +26,9 @@ class Conflicts:
             if record.report.broken != generation:
                 continue
             for suspect in record.report.suspects:
-                pair = frozenset((record.member, suspect))
-                if suspect in living:
-                    self._pairs[pair] += 1
-                    if self._pairs[pair] > 1:
-                        accused[suspect] += 1
-                        accused[record.member] += 0
+                if suspect in living and self.is_repeated(record.member, suspect):
+                    accused[suspect] += 1
+                    accused[record.member] += 0
         if not accused:
             return None
         order = list(living)

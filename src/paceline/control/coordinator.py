@@ -210,7 +210,13 @@ class Coordinator:
         )
 
     def _is_suspected(self, record: Record) -> bool:
-        return any(record.member in other.report.suspects for other in self.alive if other is not record)
+        current = self.standing.current
+        since = current.generation if current is not None else 0  # what broke before is past and forgiven
+        return any(
+            record.member in other.report.suspects and other.report.broken >= since
+            for other in self.alive
+            if other is not record
+        )
 
     def _end(self, record: Record, fate: Fate, reason: str) -> None:
         record.fate = fate
@@ -347,16 +353,20 @@ class Coordinator:
         self._change(current, withdrawn=pending is not None)
 
     def _blame(self, pending: Plan, current: Plan) -> None:
-        """The switch cannot be made; if a newcomer that lives is at fault, it goes."""
+        """The switch cannot be made. A newcomer that lives but cannot be reached goes; one that complains of a member
+        goes when it does so again. Whoever is dying is found out anyway, and nobody is to blame for that."""
         for member in pending.members:
             record = self.records[member]
             if record.fate is not None or record.report.broken != pending.generation:
                 continue
-            involved = [record.member, *record.report.suspects]
-            for name in involved:
-                other = self.records.get(name)
-                if other is not None and other.fate is None and current.rank_of(name) < 0:
-                    self._end(other, Fate.EVICTED, "it and another member cannot reach each other")
+            for name in record.report.suspects:
+                suspect = self.records.get(name)
+                if suspect is None or suspect.fate is not None or not suspect.connected:
+                    continue
+                if current.rank_of(name) < 0:
+                    self._end(suspect, Fate.EVICTED, f"member {member} cannot reach it")
+                elif current.rank_of(member) < 0 and self._conflicts.is_repeated(member, name):
+                    self._end(record, Fate.EVICTED, f"it cannot reach member {name}")
 
     def _change(self, current: Plan, *, withdrawn: bool) -> None:
         """The next plan, if it would be another one than the present."""

@@ -172,7 +172,7 @@ class Member:
         if directive.plan is not None and directive.plan.generation > self._told:
             self._adopt(directive.plan)
             changed = True
-        if changed or not self._introduced:
+        if changed or (not self._introduced and self._introduction is not None):
             self._say()
 
     def _end(self, verdict: Verdict, reason: str) -> None:
@@ -190,7 +190,11 @@ class Member:
             if self.phase is Phase.LEAVING:  # the switch that let it go is void; it goes with the next one
                 self.phase = Phase.ACTIVE
         if self.next is not None and self.next.generation < fence:
-            self.next = self._offered = self.agreed = None
+            self.next = None
+        if self._offered is not None and self._offered.generation < fence:
+            self._offered = None
+        if self.agreed is not None and self.agreed.generation < fence:
+            self.agreed = None
         self._formed = {generation for generation in self._formed if generation >= fence}
         self._do(Drop(fence))
         return True
@@ -201,6 +205,7 @@ class Member:
         if plan.start is Start.SWITCH and self.holds_state and (self.plan is None or self.agreed):
             return  # it comes too late: this member has fallen back, or has agreed to another; it will be told again
         self._told = plan.generation
+        self._suspects = ()
         if plan.start is Start.SWITCH and self.holds_state:
             self.next = plan
         else:

@@ -22,6 +22,7 @@ class Endings:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.has_failed = False
+        self._pid = os.getpid()
         self._hook: Any = None
         self._handler: Any = None
 
@@ -33,6 +34,8 @@ class Endings:
             self._handler = signal.signal(signal.SIGTERM, self._on_signal)
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child, as a loader worker is, has this handler too
         try:
             self._session.close()
         except BaseException as error:

@@ -7,6 +7,7 @@ of their own.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from paceline.control.member_events import Event, Formed, Unformed
 from paceline.control.messages import Plan
 from paceline.errors import PacelineError, PeerLost
 from paceline.wire.endpoint import Endpoint
+
+logger = logging.getLogger("paceline.train")
 
 FORMING_S = 30.0
 OPERATION_S = 600.0
@@ -73,7 +76,9 @@ class Groups:
                 cancellation=cancellation,
                 reserve_bytes=self.reserve_bytes,
             )
-        except PacelineError as error:
+        except Exception as error:
+            if not isinstance(error, PacelineError):
+                logger.exception("the group of generation %d could not be formed", plan.generation)
             suspects = (error.member,) if isinstance(error, PeerLost) else ()
             with self._changed:
                 self._forming.pop(plan.generation, None)
@@ -129,10 +134,10 @@ class Groups:
                 to_close = [one for one in self._retired if one[0] != self._in_use and one[0] in aborted]
                 self._retired = [one for one in self._retired if one not in to_close]
             for generation, group in to_abort:
-                group.abort("its plan is over")
                 aborted.add(generation)
+                _quietly(group.abort, "its plan is over")
             for _, group in to_close:
-                group.close()
+                _quietly(group.close)
 
     def _work_for(self, aborted: set[int]) -> bool:
         return any(generation not in aborted or generation != self._in_use for generation, _ in self._retired)
@@ -147,6 +152,14 @@ class Groups:
             threads = [*self._threads, *([self._undertaker] if self._undertaker else [])]
         for thread in threads:
             thread.join(FORMING_S)
+
+
+def _quietly(end: Callable[..., None], *arguments: str) -> None:
+    """One group that does not end well must not keep the others from ending."""
+    try:
+        end(*arguments)
+    except Exception:
+        logger.exception("a group could not be ended")
 
 
 def _cancel_all(cancellations: list[Cancellation]) -> None:

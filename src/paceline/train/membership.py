@@ -12,7 +12,6 @@ accepts it; if the others were faster, it comes from one of them (`Ledger.catch`
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -266,13 +265,18 @@ class Membership:
         group = self._groups.get(action.plan.generation)
         if group is None:
             return
-        value = self._ledger.gift(action.whole)
+        # Here and not in the thread, so that what cannot be sent is an error of the script that put it there.
+        parcel = transfer.pack(self._ledger.gift(action.whole))
         rank = action.plan.rank_of(action.to)
 
         def send() -> None:
-            # If it fails, the receiver sees the group fail too, and says so.
-            with contextlib.suppress(PacelineError):
-                transfer.send(group, rank, value)
+            try:
+                transfer.send(group, rank, parcel)
+            except PacelineError:
+                pass  # the receiver sees the group fail too, and says so
+            except Exception as error:
+                logger.exception("the state could not be sent")
+                group.abort(f"sending the state failed: {error}")
 
         self._givers = [thread for thread in self._givers if thread.is_alive()]
         giver = threading.Thread(target=send, name="paceline-giver", daemon=True)
@@ -307,11 +311,12 @@ class Membership:
 
     def wait_for_release(self) -> str:
         """Wait, after the end, until all have acknowledged it; the coordinator's reason."""
-        while True:
+        while self._client.unheard_s() < NEWCOMER_S:
             try:
                 self._next_action(_LOOK_S)
             except Released as released:
                 return released.reason
+        return "the coordinator is gone, but all had come to the end"
 
     def _leave(self, action: Exit) -> None:
         self._exit = action

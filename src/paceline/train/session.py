@@ -214,6 +214,9 @@ class Session:
             plan = joined.membership.wait_for_plan()
         except Released as released:
             self._go(released)
+        except Evicted as evicted:
+            self._give_way(evicted)
+        self._training.mark()
         operation = joined.client.look(lambda machine: machine.applied) + 1
         self._given = self._batches.fetch(plan, plan.rank_of(joined.member), operation, self._book.cursor)
         return self._given.value
@@ -375,9 +378,7 @@ class Session:
         except Released as released:
             self._go(released)
         except Evicted as evicted:
-            logger.warning("this worker is evicted: %s", evicted)
-            self._finish(1.0)
-            raise SystemExit(START_AGAIN) from None
+            self._give_way(evicted)
         if outcome == _END:
             self._leave_after_end()
             raise SystemExit(0)
@@ -388,6 +389,12 @@ class Session:
         logger.info("this worker leaves: %s", released.reason)
         self._finish(10.0)
         raise SystemExit(0) from None
+
+    def _give_way(self, evicted: Evicted) -> None:
+        """The run goes on without this worker, which may come back as another."""
+        logger.warning("this worker is evicted: %s", evicted)
+        self._finish(1.0)
+        raise SystemExit(START_AGAIN) from None
 
     def _notice(self, place: Place) -> Notice:
         joined = self._join()
@@ -443,8 +450,9 @@ class Session:
 
     def _record_outside(self, result: Any) -> None:
         if not self._in_loop:
-            self._book.outside.append(result)
-            self._num_replayed = len(self._book.outside)
+            # What an earlier run of the script had from here on is of no use: this one goes another way.
+            self._book.outside[self._num_replayed :] = [result]
+            self._num_replayed += 1
 
     def _recorded(self) -> Any:
         """The result that the others got at this place of the script, before this worker came."""
@@ -458,6 +466,8 @@ class Session:
 
     def found(self, base: int) -> None:
         start, self._start = self._start, None
+        if base > 0 and (start is None or start.operation != base):
+            raise RuntimeError(f"this worker is to start from operation {base}, but has no checkpoint of it")
         if start is not None and start.operation == base:
             if start.position > self._batches.length:
                 raise ValueError(
@@ -490,10 +500,11 @@ class Session:
     def catch(self, operation: int, result: Any) -> Any:
         """Another worker was faster: its result of this operation counts here too."""
         if result["outcome"] == _END:
+            self._settle(operation)
             return _END
         self._training.load_update(result["update"])
-        outside, self._book = self._book.outside, Book.from_tree(result["book"])
-        if len(self._book.outside) > len(outside):
+        self._book = Book.from_tree(result["book"])
+        if not self._in_loop:
             self._num_replayed = len(self._book.outside)
         self._num_own_steps += 1
         self._settle(operation)
@@ -542,6 +553,8 @@ class Session:
                 joined.membership.wait_for_state()
             except Released as released:
                 self._go(released)
+            except Evicted as evicted:
+                self._give_way(evicted)
 
     def close(self) -> None:
         """The end of the training: returns when all workers have come to it. Called when the script ends, if not
@@ -608,7 +621,7 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None or isinstance(error, SystemExit):
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
         else:
             self._endings.failed(error)

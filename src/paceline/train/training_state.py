@@ -31,6 +31,7 @@ class TrainingState:
         self._optimizers = optimizers
         self._others = others
         self.user: dict[str, Any] = {}
+        self._marked: dict[str, Any] | None = None
 
     def of_update(self) -> dict[str, Any]:
         """Live tensors but for buffers, which a forward pass may change while the others are being sent."""
@@ -46,8 +47,13 @@ class TrainingState:
         return {
             "groups": [optimizer.state_dict()["param_groups"] for optimizer in self._optimizers],
             "others": [other.state_dict() for other in self._others],
-            "user": dict(self.user),
+            "user": dict(self.user if self._marked is None else self._marked),
         }
+
+    def mark(self) -> None:
+        """The loop asks for its next batch: what it changes from here on, before the step, it will change again where
+        the state is loaded."""
+        self._marked = dict(self.user)
 
     def load_update(self, part: dict[str, Any], groups: Sequence[Any] | None = None) -> None:
         """Become what an update made; learning rates and the like stay as they are unless given."""
@@ -60,5 +66,6 @@ class TrainingState:
         self.load_update(update, body["groups"])
         for other, state in zip(self._others, body["others"], strict=True):
             other.load_state_dict(state)
+        self._marked = None
         self.user.clear()
         self.user.update(body["user"])

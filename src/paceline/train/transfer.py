@@ -11,7 +11,7 @@ is there and intact.
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -38,9 +38,20 @@ class _Description(msgspec.Struct, frozen=True):
     parts: tuple[_Part, ...]
 
 
-def send(group: Group, rank: int, value: Any) -> None:
-    """Send a tree of state; its tensors must not change before this returns."""
-    document, tensors = tree.flatten(value)
+class Parcel(NamedTuple):
+    document: Any
+    tensors: dict[str, torch.Tensor]
+
+
+def pack(value: Any) -> Parcel:
+    """A tree of state, ready to be sent; `TypeError`, naming the place, for what cannot be. Tensors stay where they
+    lie."""
+    return Parcel(*tree.flatten(value))
+
+
+def send(group: Group, rank: int, parcel: Parcel) -> None:
+    """Send state; its tensors must not change before this returns."""
+    document, tensors = parcel
     flat = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     parts = tuple(
         _Part(name, name_of(tensor.dtype), tuple(tensor.shape), _checksum(tensor)) for name, tensor in flat.items()

@@ -1,0 +1,238 @@
+"""A session's steps against plain torch, with workers without samples, odd models, odd settings; and its misuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from step_scripts import (
+    loader_steps,
+    nonfinite_steps,
+    odd_steps,
+    reference_odd_steps,
+    reference_scores,
+    staged_script,
+    statistics_steps,
+)
+from torch import nn
+from trainers import BATCH, LENGTH, Numbered, check_alike, check_samples
+
+from paceline.checkpoint.files import Skipped
+from paceline.testing.rehearsal import Rehearsal
+from paceline.train import saving
+from paceline.train.errors import NonFiniteGradient
+from paceline.train.saving import Checkpoints
+from paceline.train.session import Session
+
+
+def check_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
+    assert found["weights"] == pytest.approx(expected["weights"], abs=1e-5)
+
+
+def test_alone_it_is_plain_torch() -> None:
+    found = odd_steps(11, 4, 3)
+    check_close(found, reference_odd_steps(11, 4, 3))
+    assert not found["unused"]
+
+
+@pytest.mark.parametrize(("length", "batch"), [(11, 5), (5, 2)])
+def test_three_workers_with_few_samples_are_plain_torch(tmp_path: Path, length: int, batch: int) -> None:
+    """Shares of 0, tied, unused, partly used and frozen parameters, two optimizers, a schedule, clipping, pieces."""
+    with Rehearsal(odd_steps, length, batch, 3, workers=3, folder=tmp_path) as run:
+        first, *others = run.finish()
+        assert all(other == first for other in others), run.log(0)
+        check_close(first, reference_odd_steps(length, batch, 3))
+        assert not first["unused"]
+
+
+def test_batch_statistics_dropout_and_a_skipped_step(tmp_path: Path) -> None:
+    with Rehearsal(statistics_steps, workers=3, folder=tmp_path) as run:
+        first, *others = run.finish()
+        assert isinstance(first, dict), first.error
+        for other in others:
+            assert all(other[what] == first[what] for what in ("weights", "losses", "skipped", "score"))
+        assert first["skipped"] == 1
+        assert [result["was_main"] for result in (first, *others)].count(True) == 1, "before the loop too"
+        assert all(math.isfinite(value) for value in first["weights"])
+        assert all(size != 1 for result in (first, *others) for size in result["sizes"])
+
+
+def test_a_gradient_that_is_not_finite_names_its_worker(tmp_path: Path) -> None:
+    with Rehearsal(nonfinite_steps, workers=2, folder=tmp_path) as run:
+        run.exhausted = True
+        members = run.wait_for(lambda: members if len(members := run.members()) == 2 else None)
+        results = run.finish()
+        for result in results:
+            assert "NonFiniteGradient" in result.error
+            assert "the gradient of bias on worker" in result.error
+            assert list(members.values())[1] in result.error
+        run.wait_for(lambda: run.coordinator.poll() is not None)
+        assert run.coordinator.returncode == 1
+
+
+def test_results_outside_of_the_loops_reach_a_worker_that_comes_late(tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    with Rehearsal(staged_script, str(enough), workers=2, folder=tmp_path) as run:
+        run.wait_said(0, 8)  # in the second loop
+        run.add()
+        run.wait_said(2, 3)
+        enough.touch()
+        results = run.finish()
+        assert all(isinstance(result, dict) for result in results), results
+        first = results[0]
+        assert all(result == first for result in results)
+        assert first["state"] == {"greeting": "hello", "numbers": list(range(1, first["steps"] + 1))}
+        before, between, decision, after = first["seen"]
+        assert before["all"] == [0, 1]
+        assert between["all"] == list(range(40))
+        assert decision is False
+        expected = reference_scores(first["weights"], 40)
+        assert after["all"] == expected["all"]
+        assert after["right"] == expected["right"]
+        assert after["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_loader_workers_survive_the_death_of_a_peer(tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    with Rehearsal(loader_steps, str(enough), workers=3, folder=tmp_path) as run:
+        run.wait_said(0, 3)
+        run.kill(1)
+        run.wait_said(0, len(run.said(0)) + 5)
+        enough.touch()
+        results = run.finish([0, 2])
+        check_alike(results)
+        check_samples(results, results[0]["steps"] // -(-LENGTH // BATCH), lost=True)
+
+
+# -- alone, in this process ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., tuple[Session, Callable[..., torch.Tensor]]]]:
+    made: list[Session] = []
+
+    def make_session(**options: Any) -> tuple[Session, Callable[..., torch.Tensor]]:
+        model = nn.Linear(8, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"data": Numbered(10), "global_batch": 4, **options}
+        session = Session(model, optimizer, **options)
+        made.append(session)
+
+        def loss_fn(x: torch.Tensor, y: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(model(x), y)
+
+        return session, loss_fn
+
+    yield make_session
+    for session in made:
+        session.close()
+
+
+Make = Callable[..., tuple[Session, Callable[..., torch.Tensor]]]
+
+
+def test_step_is_called_once_for_each_batch(make: Make) -> None:
+    session, loss_fn = make()
+    batches = iter(next(session.epochs(1)))
+    next(batches)
+    with pytest.raises(RuntimeError, match=r"session\.step was not called"):
+        next(batches)
+    session, loss_fn = make()
+    batches = iter(next(session.epochs(1)))
+    batch = next(batches)
+    session.step(loss_fn, batch)
+    with pytest.raises(RuntimeError, match="another batch"):
+        session.step(loss_fn, batch)
+    batch = next(batches)
+    with pytest.raises(RuntimeError, match="another batch"):
+        session.step(loss_fn, list(batch))
+
+
+def test_an_epoch_is_gone_through_or_the_loop_over_epochs_left(make: Make) -> None:
+    session, loss_fn = make()
+    epochs = session.epochs(2)
+    for batch in next(epochs):
+        session.step(loss_fn, batch)
+        break
+    with pytest.raises(RuntimeError, match="leave the loop over epochs too"):
+        next(epochs)
+    session, loss_fn = make()
+    for epoch in session.epochs(2):
+        for batch in epoch:
+            session.step(loss_fn, batch)
+        break
+    assert session.steps == 3
+
+
+def test_epochs_may_be_asked_for_again(make: Make) -> None:
+    session, loss_fn = make()
+    numbers = []
+    for count in (1, 2):
+        for epoch in session.epochs(count):
+            numbers.append(epoch.number)
+            for batch in epoch:
+                session.step(loss_fn, batch)
+    assert numbers == [0, 1, 2]
+    assert session.steps == 9
+
+
+def test_a_closed_session_says_so(make: Make) -> None:
+    session, loss_fn = make()
+    with session:
+        for epoch in session.epochs(1):
+            for batch in epoch:
+                session.step(loss_fn, batch)
+    session.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        session.should_stop(1.0, patience=1)
+    with pytest.raises(RuntimeError, match="closed"):
+        next(session.epochs(1))
+    with pytest.raises(RuntimeError, match="closed"):
+        session.evaluate(lambda *_: {}, Numbered(4))
+
+
+def test_what_the_script_does_with_results_is_its_own_affair(make: Make) -> None:
+    """What is kept for others does not change when the script changes what it was given."""
+    session, _ = make()
+    scores = session.evaluate(lambda x, y, number: {"loss": 1.0}, Numbered(10))
+    scores.clear()
+    assert session.gift(whole=False)["outcome"] == {"loss": 1.0}
+    assert session.gift(whole=True)["book"]["outside"] == [{"loss": 1.0}]
+
+
+def test_alone_a_gradient_that_is_not_finite_stops(make: Make) -> None:
+    session, loss_fn = make()
+    before = session.gift(whole=True)["update"]["model"]["weight"].clone()
+    batch = next(iter(next(session.epochs(1))))
+    with pytest.raises(NonFiniteGradient, match="the gradient of bias"):
+        session.step(lambda *one: loss_fn(*one) * float("nan"), batch)
+    assert torch.equal(before, session.gift(whole=True)["update"]["model"]["weight"])
+
+
+def test_alone_it_resumes_where_it_says_so(tmp_path: Path, make: Make) -> None:
+    checkpoints = Checkpoints(folder=tmp_path, every_s=None, every_steps=2, resume=True)
+    for expected in (3, 6):
+        session, loss_fn = make(checkpoints=checkpoints)
+        with session:
+            for epoch in session.epochs(expected // 3):
+                for batch in epoch:
+                    session.step(loss_fn, batch)
+        assert session.steps == expected
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main worker of a run that is going on removes old ones while newcomers look."""
+    gone = Skipped(tmp_path / "step-000000001", "it is not there any more")
+    answers = [(None, [gone]), (None, [])]
+    monkeypatch.setattr(saving, "newest_good", lambda _: answers.pop(0))
+    saver = saving.Saver(Checkpoints(), tmp_path, lambda kind, text: pytest.fail(f"{kind}: {text}"))
+    assert saver.newest() is None
+    assert not answers
