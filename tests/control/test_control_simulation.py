@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from paceline.control.messages import Phase
@@ -61,3 +62,19 @@ def test_who_wants_to_leave_leaves_and_who_comes_gets_a_seat(seed: int) -> None:
     assert 0 < leaver.machine.applied < end
     assert newcomer.machine.applied == end
     assert all(worker.machine.phase is Phase.ENDED for worker in [*others, newcomer])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_all_may_leave_if_somebody_is_ready_to_take_over(seed: int) -> None:
+    world = World(seed, calm=True)
+    founders = dict(world.workers)
+    machine = world.coordinator
+    assert machine is not None
+    machine.settings = msgspec.structs.replace(machine.settings, most=len(founders))  # the newcomer waits for a seat
+    world.after(1.0, world.agents["a"].start)
+    for worker in founders.values():
+        world.after(2.5, worker.leave)
+    world.run()
+    newcomer = next(worker for name, worker in world.workers.items() if name not in founders)
+    assert newcomer.machine.phase is Phase.ENDED
+    assert all(0 < worker.machine.applied < newcomer.machine.applied for worker in founders.values())

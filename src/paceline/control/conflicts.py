@@ -18,12 +18,12 @@ class Conflicts:
         return self._pairs[pair] > 1
 
     def worst_of(self, holders: list[Record], generation: int) -> Record | None:
-        """Who of these members to go without, after they broke in this generation: the one with most complaints, of
-        equal ones the later. None while no two have failed together before."""
+        """Who of these members to go without, after they broke in this generation or a later one: the one with most
+        complaints, of equal ones the later. None while no two have failed together before."""
         living = {record.member: record for record in holders}
         accused: Counter[str] = Counter()
         for record in holders:
-            if record.report.broken != generation:
+            if record.report.broken < generation:
                 continue
             for suspect in record.report.suspects:
                 if suspect in living and self.is_repeated(record.member, suspect):

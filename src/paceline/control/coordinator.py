@@ -265,21 +265,22 @@ class Coordinator:
 
     def _recover(self) -> None:
         """Make the next plan as soon as everybody that lives has promised to leave the old ones alone."""
+        current = self.standing.current
+        assert current is not None
         fence = self.standing.fence
         survivors = [record for record in self._participants() if record.fate is None]
         if any(record.report.fenced < fence for record in survivors):
             return
         holders = [record for record in survivors if record.report.applied > NOTHING]
         if not holders:
-            plan = self.standing.current
-            if plan is not None and all(self.records[name].fate is Fate.FAILED for name in plan.members):
+            if all(self.records[name].fate is Fate.FAILED for name in current.members):
                 self.fail(self._root_cause())  # it would fail again
                 return
             reached = max((record.report.applied for record in self.records.values()), default=NOTHING)
             self._keep(current=None, pending=None, reached=max(reached, self.standing.reached))
             self._note("lost", None, "nobody that lives holds the training state; the newest checkpoint has it")
             return
-        culprit = self._conflicts.worst_of(holders, self.standing.fence - 1)
+        culprit = self._conflicts.worst_of(holders, current.generation)
         if culprit is not None:
             self._end(culprit, Fate.EVICTED, "other members that live cannot reach it")
             holders.remove(culprit)
@@ -320,8 +321,11 @@ class Coordinator:
         founder, *others = ready
         base = max(founder.introduction.checkpoint, 0)
         generation = max(self.standing.newest, self.standing.fence - 1) + 1
-        if self.standing.founded and self.standing.reached > base:
-            self._note("rollback", founder, f"operations {base + 1} to {self.standing.reached} are done again")
+        if self.standing.founded:
+            if self.standing.reached > base:
+                self._note("rollback", founder, f"operations {base + 1} to {self.standing.reached} are done again")
+            else:
+                self._note("resumed", founder, f"goes on after operation {base}")
         plan = Plan(
             generation, Start.FOUND, self._seats(ready), base, {record.member: founder.member for record in others}
         )
@@ -383,10 +387,10 @@ class Coordinator:
             and not record.is_going
             and current.rank_of(record.member) < 0
         ][: max(0, self.settings.most - len(staying))]
-        if not staying:
-            if not self.standing.halting:
-                self._keep(halting="all members were asked to leave")
-            coming = []
+        if not staying and coming and not self.standing.halting:
+            staying = [self.records[member] for member in current.members]  # they hand over first, and go with the next
+        if not staying and not self.standing.halting:
+            self._keep(halting="all members were asked to leave")
         if not staying or (len(staying) == len(current.members) and not coming):
             if withdrawn:
                 self._keep(pending=None)

@@ -1,0 +1,107 @@
+"""Decisions of the coordinator's machine that look small: who is to blame, and for how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.control.coordinator import Coordinator
+from paceline.control.coordinator_events import Disconnected, Event, Remember, Settings
+from paceline.control.messages import Introduction, Phase, Report
+from paceline.control.roster import Fate
+from paceline.wire.card import Card
+
+WORKING = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "generation": 1, "fenced": 1, "applied": 5}
+
+
+class Table:
+    """A coordinator and what members say to it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._numbers: dict[str, int] = {}
+        self._memory: dict[str, bytes] = {}
+        self._settings = Settings(wanted=2, fewest=2)
+        self.machine = Coordinator(self._settings, self.now)
+
+    def report(self, member: str, **fields: Any) -> None:
+        number = self._numbers[member] = self._numbers.get(member, 0) + 1
+        card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
+        introduction = Introduction(card, sum(map(ord, member)), "h", "")
+        self.handle(Report(member, number, 1, introduction=introduction, **fields))
+
+    def handle(self, event: Event) -> None:
+        self.now += 0.01
+        for action in self.machine.handle(event, self.now):
+            if isinstance(action, Remember) and action.value is not None:
+                self._memory[action.key] = action.value
+
+    def restart(self) -> None:
+        self.machine = Coordinator(self._settings, self.now, self._memory)
+
+    def fate_of(self, member: str) -> Fate | None:
+        return self.machine.records[member].fate
+
+
+@pytest.fixture
+def table() -> Table:
+    """A and B are at work in generation 1."""
+    table = Table()
+    for member in "AB":
+        table.report(member, phase=Phase.READY)
+    for member in "AB":
+        table.report(member, **WORKING)
+    return table
+
+
+def test_a_suspicion_ends_with_the_plan_in_which_it_arose(table: Table) -> None:
+    broken = {"phase": Phase.ACTIVE, "plan": 1, "fenced": 2, "applied": 5, "broken": 1}
+    table.report("A", suspects=("B",), **broken)
+    table.report("B", **broken)
+    again = {"phase": Phase.ACTIVE, "plan": 2, "formed": 2, "generation": 2, "fenced": 2, "applied": 500, "broken": 1}
+    table.report("A", suspects=("B",), **again)
+    table.report("B", **again)
+    table.restart()
+    table.report("A", suspects=("B",), **again)  # B has not connected again yet
+    assert table.fate_of("B") is None
+
+
+def test_a_member_that_is_suspected_and_disconnected_is_dead(table: Table) -> None:
+    table.handle(Disconnected("B"))
+    assert table.fate_of("B") is None
+    table.report("A", phase=Phase.ACTIVE, plan=1, fenced=2, applied=5, broken=1, suspects=("B",))
+    assert table.fate_of("B") is Fate.DEAD
+
+
+def join(table: Table, *newcomers: str) -> dict[str, Any]:
+    """Newcomers get a plan of their own; what one says when its group could not be formed."""
+    for member in newcomers:
+        table.report(member, phase=Phase.READY)
+    pending = table.machine.standing.pending
+    assert pending is not None
+    generation = pending.generation
+    return {"phase": Phase.READY, "plan": generation, "generation": generation, "broken": generation}
+
+
+def test_who_reports_a_dying_newcomer_is_not_to_blame(table: Table) -> None:
+    unformed = join(table, "N", "M")
+    table.handle(Disconnected("N"))
+    table.report("M", fenced=9, suspects=("N",), **unformed)
+    assert table.fate_of("M") is None
+
+
+def test_who_reports_a_dying_member_is_not_to_blame(table: Table) -> None:
+    unformed = join(table, "N")
+    table.report("N", fenced=9, suspects=("B",), **unformed)
+    table.handle(Disconnected("B"))
+    assert table.fate_of("N") is None
+
+
+def test_a_newcomer_that_lives_and_cannot_be_reached_goes(table: Table) -> None:
+    join(table, "N")
+    pending = table.machine.standing.pending
+    assert pending is not None
+    table.report("A", **{**WORKING, "plan": 2, "broken": pending.generation}, suspects=("N",))
+    assert table.fate_of("N") is Fate.EVICTED
+    assert table.fate_of("A") is None
