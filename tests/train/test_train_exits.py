@@ -64,3 +64,4 @@ def test_every_ending_of_a_script_alone(tmp_path: Path) -> None:
     assert kept["end"], "what came out is saved"
     assert kept["signal"]
     assert not kept["error"], "what a script in error leaves is not taken for its end"
+    assert ended["end"][0] == ""  # also loader workers, forked from a process that has a session, end without a word

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,44 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(
     saver = saving.Saver(Checkpoints(), tmp_path, lambda kind, text: pytest.fail(f"{kind}: {text}"))
     assert saver.newest() is None
     assert not answers
+
+
+def test_results_after_the_loop_are_computed_again_when_the_loop_went_on(tmp_path: Path, make: Make) -> None:
+    """A script that validates before and after its loop, resumed twice with more epochs than at first."""
+    data = Numbered(20)
+    folder = Checkpoints(folder=tmp_path, every_s=None, resume=True)
+
+    def run(epochs: int) -> list[float]:
+        session, loss_fn = make(checkpoints=folder)
+        weight = session._model.state_dict()["weight"]
+
+        def validate(*_: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"norm": weight.norm()}
+
+        scores = [session.evaluate(validate, data)["norm"]]
+        for epoch in session.epochs(epochs):
+            for batch in epoch:
+                session.step(loss_fn, batch)
+        scores.append(session.evaluate(validate, data)["norm"])
+        session.close()
+        return scores
+
+    first, second, third = run(1), run(3), run(3)
+    assert first[0] == second[0] == third[0]  # recorded: it was done before the training
+    assert second[1] != first[1]
+    assert third[1] == second[1]
+
+
+def test_what_the_body_changes_before_a_step_is_not_counted_twice_on_resume(tmp_path: Path, make: Make) -> None:
+    for epochs in (1, 2):
+        session, loss_fn = make(checkpoints=Checkpoints(folder=tmp_path, every_s=None, every_steps=2, resume=True))
+        for epoch in session.epochs(epochs):
+            for batch in epoch:
+                session.state["seen"] = session.state.get("seen", 0) + 1
+                session.step(loss_fn, batch)
+                session.state["done"] = session.state.get("done", 0) + 1
+        session.close()
+        if epochs == 1:
+            shutil.rmtree((tmp_path / "latest").resolve())  # what is left was taken just before a step
+            (tmp_path / "latest").unlink()
+    assert session.state["seen"] == session.state["done"] == session.steps == 6

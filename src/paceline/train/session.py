@@ -254,6 +254,7 @@ class Session:
         if not agreement.counts and self._nonfinite == "stop":
             raise NonFiniteGradient(f"step {self._book.steps + 1} (operation {place.operation}): {agreement.reason}")
         self._strategy.apply(agreement)
+        self._training.unmark()
         book, cursor = self._book, self._book.cursor
         book.cursor = advance(cursor, batch.total, self._batches.length)
         book.steps += 1
@@ -503,6 +504,7 @@ class Session:
             self._settle(operation)
             return _END
         self._training.load_update(result["update"])
+        self._training.unmark()
         self._book = Book.from_tree(result["book"])
         if not self._in_loop:
             self._num_replayed = len(self._book.outside)

@@ -55,6 +55,10 @@ class TrainingState:
         the state is loaded."""
         self._marked = dict(self.user)
 
+    def unmark(self) -> None:
+        """The step is done."""
+        self._marked = None
+
     def load_update(self, part: dict[str, Any], groups: Sequence[Any] | None = None) -> None:
         """Become what an update made; learning rates and the like stay as they are unless given."""
         self._model.load_state_dict(part["model"])
