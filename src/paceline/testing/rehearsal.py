@@ -197,6 +197,9 @@ class Rehearsal:
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = _PATIENCE_S) -> Any:
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):
+            with self._lock:
+                for worker in list(self.workers):
+                    self._collect(worker)  # or a worker that says much stands still, and the others with it
             if time.monotonic() > deadline:
                 self._show_stacks()
                 raise TimeoutError(f"waited {timeout_s} s in vain; {self.describe()}")

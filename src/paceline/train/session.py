@@ -49,7 +49,7 @@ from paceline.train import joining, saving
 from paceline.train.batches import Batch, Batches
 from paceline.train.book import Book, Mode
 from paceline.train.endings import Endings
-from paceline.train.errors import Evicted, NonFiniteGradient
+from paceline.train.errors import Evicted, NonFiniteGradient, Orphaned
 from paceline.train.evaluation import Scores, Validate, evaluate
 from paceline.train.membership import ALIKE, Outcome, Place, Released
 from paceline.train.saving import Checkpoints, Saver
@@ -391,9 +391,9 @@ class Session:
         self._finish(10.0)
         raise SystemExit(0) from None
 
-    def _give_way(self, evicted: Evicted) -> None:
-        """The run goes on without this worker, which may come back as another."""
-        logger.warning("this worker is evicted: %s", evicted)
+    def _give_way(self, reason: Evicted | Orphaned) -> None:
+        """The run goes on, or is over, without this worker, which may come back as another."""
+        logger.warning("this worker ends: %s", reason)
         self._finish(1.0)
         raise SystemExit(START_AGAIN) from None
 
@@ -555,8 +555,8 @@ class Session:
                 joined.membership.wait_for_state()
             except Released as released:
                 self._go(released)
-            except Evicted as evicted:
-                self._give_way(evicted)
+            except (Evicted, Orphaned) as error:
+                self._give_way(error)
 
     def close(self) -> None:
         """The end of the training: returns when all workers have come to it. Called when the script ends, if not
