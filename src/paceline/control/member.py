@@ -94,11 +94,6 @@ class Member:
     def holds_state(self) -> bool:
         return self.applied > NOTHING
 
-    @property
-    def settled(self) -> int:
-        """The last operation that everybody has applied for certain: who takes part in the next one has it."""
-        return self.applied - 1
-
     def report(self) -> Report:
         self._number += 1
         return Report(

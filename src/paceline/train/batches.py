@@ -49,21 +49,20 @@ class Batches:
         self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order)
         self.num_steps = num_steps(self.length, global_batch)
 
-    def fetch(self, plan: Plan, rank: int, operation: int, cursor: Cursor) -> Batch:
+    def fetch(self, plan: Plan, rank: int, cursor: Cursor) -> Batch:
         """The part of a rank in the global batch at the cursor; those that follow are collated meanwhile."""
-        work = self._work(plan, rank, operation, cursor)
+        work = self._work(plan, rank, cursor)
         assert work is not None
 
         def following(ahead: int) -> Work | None:
             position = cursor.position + ahead * self.global_batch
             if position < self.length:
-                return self._work(plan, rank, operation + ahead, Cursor(cursor.epoch, position))
-            # The next epoch begins where this one ends; operations between them are not known here, and a tag that is
-            # off is found out by the content of the work.
+                return self._work(plan, rank, Cursor(cursor.epoch, position))
+            # The next epoch begins where this one ends.
             into_next = (position - self.num_steps * self.global_batch) // self.global_batch
             if into_next >= self.num_steps:
                 return None
-            return self._work(plan, rank, operation + ahead, Cursor(cursor.epoch + 1, into_next * self.global_batch))
+            return self._work(plan, rank, Cursor(cursor.epoch + 1, into_next * self.global_batch))
 
         value = self._loader.fetch(work, following)
         return Batch(work, value, len(work.indices), self.total(cursor))
@@ -71,7 +70,7 @@ class Batches:
     def total(self, cursor: Cursor) -> int:
         return batch_size(cursor.position, self.global_batch, self.length)
 
-    def _work(self, plan: Plan, rank: int, operation: int, cursor: Cursor) -> Work | None:
+    def _work(self, plan: Plan, rank: int, cursor: Cursor) -> Work | None:
         total = self.total(cursor)
         part = split(total, [seat.share for seat in plan.seats], self._min_share)[rank]
         indices = self._orders.slice(cursor.epoch, cursor.position + part.start, cursor.position + part.stop)

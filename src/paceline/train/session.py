@@ -23,7 +23,6 @@ Contract
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -135,7 +134,6 @@ class Session:
         self._in_loop = False
         self._first_epoch = 0
         self._closed = False
-        self._began = time.monotonic()
 
     # -- who and where -----------------------------------------------------------------------------------------------
 
@@ -217,8 +215,7 @@ class Session:
         except Evicted as evicted:
             self._give_way(evicted)
         self._training.mark()
-        operation = joined.client.look(lambda machine: machine.applied) + 1
-        self._given = self._batches.fetch(plan, plan.rank_of(joined.member), operation, self._book.cursor)
+        self._given = self._batches.fetch(plan, plan.rank_of(joined.member), self._book.cursor)
         return self._given.value
 
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
@@ -240,7 +237,7 @@ class Session:
         self._save_if_due(place)
         batch = given
         if given.work.tag[0] != place.plan.generation:
-            batch = self._batches.fetch(place.plan, place.rank, place.operation, self._book.cursor)
+            batch = self._batches.fetch(place.plan, place.rank, self._book.cursor)
         contribution = self._strategy.compute(
             loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._book.steps + 1
         )
@@ -643,7 +640,7 @@ class Epoch:
     def __iter__(self) -> Iterator[Any]:
         session = self._session
         while not is_finished(session._book.cursor, session._batches.length):
-            before = copy.copy(session._book.cursor)
+            before = session._book.cursor
             yield session._fetch()
             if session._book.cursor == before:
                 raise RuntimeError("a batch was taken, but session.step was not called for it")
