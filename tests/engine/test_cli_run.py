@@ -224,13 +224,15 @@ def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
 def test_a_dead_coordinator_comes_back(tmp_path: Path) -> None:
     script = write_script(tmp_path, FOREVER, session=True)
     with paceline(tmp_path, "run", "--name", "a", script) as command:
+        eventually(lambda: "up" in command.out, "the worker")
+        workers = command.workers()
         seen: set[int] = set()
         for _ in range(3):
             eventually(lambda: bool(set(command.coordinators()) - seen), "a new coordinator")
             (pid,) = command.coordinators()
             seen.add(pid)
             os.kill(pid, signal.SIGKILL)
-        assert len(command.workers()) == 1
+        assert len(workers) == 1 and command.workers() == workers
 
 
 def test_a_coordinator_that_never_works_ends_the_run_with_its_log(tmp_path: Path) -> None:
