@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -37,6 +36,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.cli.bench import machine
 from paceline.control.coordinator_events import Settings
+from paceline.testing.forking import fork_context
 from paceline.testing.rehearsal import Rehearsal, worker_number
 from paceline.train.session import Session
 from paceline.train.warming import warm_up
@@ -177,7 +177,7 @@ def _receive(connection: socket.socket, rounds: int) -> None:
 
 
 def time_socket(rounds: int) -> list[float]:
-    context = multiprocessing.get_context("forkserver")
+    context = fork_context()
     ours, theirs = socket.socketpair()
     process = context.Process(target=_receive, args=(theirs, rounds))
     process.start()

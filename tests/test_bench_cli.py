@@ -221,8 +221,15 @@ def test_tables_have_a_row_a_contender_and_a_row_a_pair() -> None:
     assert len(report.tables(only_peers, make_results())) == 1
 
 
-def test_plot_is_drawn(tmp_path: Path) -> None:
+@pytest.fixture
+def fonts(tmp_path: Path) -> None:
+    """Once it has drawn a text, matplotlib keeps its fonts open."""
     pytest.importorskip("matplotlib")
+    report.write_plot(tmp_path / "first.png", make_plan(), make_results())
+
+
+@pytest.mark.usefixtures("fonts")
+def test_plot_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
     report.check_can_plot(path)
     report.write_plot(path, make_plan(), make_results())

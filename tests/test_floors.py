@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,10 @@ def test_the_public_surface_is_what_the_package_exports() -> None:
     assert visible - modules - {"annotations"} <= exported
     for name in exported:
         assert getattr(paceline, name).__module__.startswith("paceline")
+
+
+def test_commands_the_agent_and_the_coordinator_do_without_torch() -> None:
+    """Its import takes seconds; a coordinator that died must be back before anybody misses it."""
+    modules = "paceline.cli.main, paceline.cli.run, paceline.cli.join, paceline.cli.people, paceline.control.service"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -105,3 +105,16 @@ def test_a_newcomer_that_lives_and_cannot_be_reached_goes(table: Table) -> None:
     table.report("A", **{**WORKING, "plan": 2, "broken": pending.generation}, suspects=("N",))
     assert table.fate_of("N") is Fate.EVICTED
     assert table.fate_of("A") is None
+
+
+def test_a_spare_that_has_seen_a_newer_checkpoint_founds_the_run_from_it(table: Table) -> None:
+    table.report("C", phase=Phase.READY, checkpoint=3)
+    table.report("C", phase=Phase.READY, checkpoint=6)
+    table.report("D", phase=Phase.READY, checkpoint=3)
+    for member in "AB":
+        table.report(member, phase=Phase.FAILED, applied=8, cause="a fault")
+    table.report("C", phase=Phase.READY, checkpoint=6, fenced=table.machine.standing.fence)
+    table.report("D", phase=Phase.READY, checkpoint=3, fenced=table.machine.standing.fence)
+    plan = table.machine.plan_of("C")
+    assert plan is not None
+    assert (plan.base, plan.rank_of("C")) == (6, 0)

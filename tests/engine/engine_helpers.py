@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import secrets
 import signal
@@ -14,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline import engine
+from paceline.testing.forking import fork_context
 
 WAIT_S = 60.0
 _TOKEN = "PACELINE_TEST_TOKEN"
-_PRELOAD = ["torch", "paceline.engine.launch", "paceline.cli.main", "paceline.watch.display"]
 
 # Takes its ticket and nothing else: to its agent, a worker with a session; quick to start.
 SESSION = """
@@ -60,8 +59,7 @@ class Command:
         self.token = secrets.token_hex(8)
         stem = folder / f"command-{self.token}"
         self._files = stem.with_suffix(".out"), stem.with_suffix(".err")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
+        context = fork_context()
         # The test run may have found the package by a relative path.
         source = str(Path(engine.__file__).resolve().parents[2])
         variables = {"PYTHONPATH": source, **environment, _TOKEN: self.token}

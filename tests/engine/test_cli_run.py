@@ -232,7 +232,8 @@ def test_a_dead_coordinator_comes_back(tmp_path: Path) -> None:
             (pid,) = command.coordinators()
             seen.add(pid)
             os.kill(pid, signal.SIGKILL)
-        assert len(workers) == 1 and command.workers() == workers
+        assert len(workers) == 1
+        assert command.workers() == workers
 
 
 def test_a_coordinator_that_never_works_ends_the_run_with_its_log(tmp_path: Path) -> None:

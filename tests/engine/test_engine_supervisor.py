@@ -327,6 +327,16 @@ def test_a_guest_ends_when_its_workers_have() -> None:
     assert "coordinator" in lost.machine.outcome.reason
 
 
+def test_a_guest_of_a_run_that_failed_has_failed_too() -> None:
+    driver = Driver(workers=1, owns_coordinator=False)
+    driver.open_all()
+    driver.tell(AgentDirective(1, 1, "agent", (), True, "ValueError: a fault", failed=True))
+    driver.tell(Exited(0, 0))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:2] == (Result.FAILED, 1)
+    assert driver.machine.outcome.reason == "ValueError: a fault"
+
+
 def test_ctrl_z_stops_everything_and_fg_continues_it() -> None:
     driver = Driver(workers=1)
     assert driver.tell(Suspended()) == [Signal(0, signal.SIGSTOP), SignalCoordinator(signal.SIGSTOP), StopSelf()]

@@ -114,3 +114,23 @@ def test_a_script_that_raises_before_its_first_step(tmp_path: Path) -> None:
         results = run.finish()
         assert "does not even start" in results[1].error
         assert results[0]["steps"] == results[2]["steps"] == 10
+
+
+def two_sessions() -> dict[str, str]:
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Session(model, optimizer, data=Numbered(10), global_batch=4) as session:
+        for epoch in session.epochs(1):
+            for batch in epoch:
+                session.step(lambda x, y, _: model(x).sum(), batch)
+    try:
+        Session(model, optimizer, data=Numbered(10), global_batch=4)
+    except RuntimeError as error:
+        return {"error": str(error)}
+    return {}
+
+
+def test_a_second_session_in_a_worker_is_refused(tmp_path: Path) -> None:
+    with Rehearsal(two_sessions, workers=2, folder=tmp_path) as run:
+        for result in run.finish():
+            assert "has a session of the run" in result["error"]

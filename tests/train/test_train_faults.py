@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from trainers import BATCH, LENGTH, check_alike, check_samples, train, train_with_a_laggard, train_with_held_transfers
 
-from paceline.checkpoint import newest_good
+from paceline.checkpoint import find, newest_good
 from paceline.control.coordinator_events import Settings
 from paceline.engine.base import START_AGAIN
 from paceline.testing.rehearsal import Died, Rehearsal, say, worker_number
@@ -269,6 +269,27 @@ def test_all_die_and_the_run_goes_on_from_its_newest_checkpoint(tmp_path: Path) 
         assert since in (3, 6)
         check_record(run, results[0]["steps"])
         assert run.events("rollback") == [f"operations {since + 1} to 8 are done again"]
+
+
+def die_as_main_after_the_first_decision(died: str, session: Session) -> None:
+    """In the first step after it, for which the main worker has taken a snapshot."""
+    if session.steps == STEPS and session.is_main and not os.path.exists(died):
+        Path(died).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_best_model_is_kept_though_the_main_worker_dies_before_it_is_on_disk(tmp_path: Path) -> None:
+    function = partial(
+        train,
+        checkpoints=Checkpoints(every_s=None, keep_last=1, keep_best=2),
+        in_loss=partial(die_as_main_after_the_first_decision, str(tmp_path / "died")),
+    )
+    with Rehearsal(function, 2, 0.0, workers=3, folder=tmp_path) as run:
+        results = run.finish()
+        check_alike([one for one in results if not isinstance(one, Died)])
+        assert results.count(Died(-9)) == 1
+        kept = [found.operation for found in find(tmp_path / "checkpoints")]
+        assert kept == [2 * (STEPS + 2), STEPS + 2]  # steps, a validation and a decision
 
 
 def test_a_signal_lets_one_worker_leave_and_the_last_one_save(tmp_path: Path) -> None:

@@ -23,10 +23,12 @@ from step_scripts import (
 from torch import nn
 from trainers import BATCH, LENGTH, Numbered, check_alike, check_samples
 
+from paceline.checkpoint import Contents, find, write
 from paceline.checkpoint.files import Skipped
+from paceline.control.messages import NOTHING
 from paceline.testing.rehearsal import Rehearsal
 from paceline.train import saving
-from paceline.train.errors import NonFiniteGradient
+from paceline.train.errors import Evicted, NonFiniteGradient
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
@@ -203,17 +205,17 @@ def test_what_the_script_does_with_results_is_its_own_affair(make: Make) -> None
     session, _ = make()
     scores = session.evaluate(lambda x, y, number: {"loss": 1.0}, Numbered(10))
     scores.clear()
-    assert session.gift(whole=False)["outcome"] == {"loss": 1.0}
-    assert session.gift(whole=True)["book"]["outside"] == [{"loss": 1.0}]
+    assert session._ledger.gift(whole=False)["outcome"] == {"loss": 1.0}
+    assert session._ledger.gift(whole=True)["book"]["outside"] == [{"loss": 1.0}]
 
 
 def test_alone_a_gradient_that_is_not_finite_stops(make: Make) -> None:
     session, loss_fn = make()
-    before = session.gift(whole=True)["update"]["model"]["weight"].clone()
     batch = next(iter(next(session.epochs(1))))
+    before = session._ledger.gift(whole=True)["update"]["model"]["weight"].clone()
     with pytest.raises(NonFiniteGradient, match="the gradient of bias"):
         session.step(lambda *one: loss_fn(*one) * float("nan"), batch)
-    assert torch.equal(before, session.gift(whole=True)["update"]["model"]["weight"])
+    assert torch.equal(before, session._ledger.gift(whole=True)["update"]["model"]["weight"])
 
 
 def test_alone_it_resumes_where_it_says_so(tmp_path: Path, make: Make) -> None:
@@ -237,6 +239,29 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(
     saver = saving.Saver(Checkpoints(), tmp_path, lambda kind, text: pytest.fail(f"{kind}: {text}"))
     assert saver.newest() is None
     assert not answers
+
+
+def checkpoint_of(folder: Path, operation: int) -> None:
+    model = {"weight": torch.full((3,), float(operation))}
+    contents = Contents(run="r", operation=operation, epoch=0, position=operation, model=model, state={}, plan={})
+    write(folder, contents)
+
+
+def test_a_worker_that_waits_sees_newer_checkpoints_and_starts_from_the_one_it_was_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    saver = saving.Saver(Checkpoints(), tmp_path, lambda kind, text: told.append(f"{kind}: {text}"))
+    assert saver.newest_name() == NOTHING
+    for operation in (3, 6, 9):
+        checkpoint_of(tmp_path, operation)
+    assert saver.newest_name() == 9
+    assert saver.read(6).model["weight"].tolist() == [6.0, 6.0, 6.0]
+    saver.abandon_after(6)
+    assert [found.operation for found in find(tmp_path)] == [6, 3]
+    assert told == ["skipped checkpoint: step-000000009: the run starts again from 6"]
+    (tmp_path / "step-000000006" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(Evicted, match="operation 6 cannot be read"):
+        saver.read(6)
+    assert saver.newest_name() == 3
 
 
 def test_results_after_the_loop_are_computed_again_when_the_loop_went_on(tmp_path: Path, make: Make) -> None:

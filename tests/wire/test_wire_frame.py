@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from paceline.errors import ProtocolError
 from paceline.wire import frame
-from paceline.wire.dtypes import DTYPES, SIZES
-from paceline.wire.frame import HANDSHAKE_LIMITS, MAGIC, PREFIX, Header, Limits, TensorSpec
+from paceline.wire.dtypes import DTYPES, spec_of
+from paceline.wire.frame import HANDSHAKE_LIMITS, MAGIC, PREFIX, SIZES, Header, Limits, TensorSpec
 
 LIMITS = Limits()
 SPECS = st.builds(
@@ -64,13 +64,13 @@ def test_a_stream_announces_bytes_without_tensors(payload_bytes: int) -> None:
 def test_a_spec_counts_the_bytes_that_torch_counts(dtype: str) -> None:
     for shape in [(), (0,), (3, 5), (2, 0, 7)]:
         tensor = torch.empty(shape, dtype=DTYPES[dtype])
-        assert TensorSpec.of(tensor) == TensorSpec(dtype, shape)
-        assert TensorSpec.of(tensor).num_bytes() == tensor.numel() * tensor.element_size()
+        assert spec_of(tensor) == TensorSpec(dtype, shape)
+        assert spec_of(tensor).num_bytes() == tensor.numel() * tensor.element_size()
 
 
 def test_a_type_that_cannot_be_sent_is_told_with_those_that_can() -> None:
     with pytest.raises(TypeError, match=r"uint16.*bfloat16"):
-        TensorSpec.of(torch.zeros(2, dtype=torch.uint16))
+        spec_of(torch.zeros(2, dtype=torch.uint16))
 
 
 # -- bytes of strangers ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ tensorfile  named tensors in the safetensors format, with a checksum
 manifest    what a checkpoint says of itself
 partial     folders that are not checkpoints yet, or no longer
 files       write, read and find checkpoints
+room        memory for many tensors at once
 snapshot    copies of live tensors in memory that is used again
 shelf       which checkpoints stay; the links latest and best
 keeper      snapshots, the thread that writes them, publication when settled

@@ -13,31 +13,25 @@ Invariant: the tensors of a snapshot are views of the buffer, valid until the ne
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
-import mmap
 import threading
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
+from paceline.checkpoint import room
 from paceline.checkpoint.files import Prepared
 
-_ALIGNMENT = 64
 _MAX_THREADS = 4  # more do not make memory faster
 _MIN_BYTES_A_THREAD = 4 << 20
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-
-_Form = list[tuple[torch.dtype, torch.Size]]
 
 
 class Buffers:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._form: _Form = []
+        self._form: list[tuple[torch.dtype, torch.Size]] = []
         self._places: list[torch.Tensor] = []
 
     @property
@@ -73,15 +67,14 @@ class Buffers:
         self._form, self._places = [], []
 
     def _fit(self, tensors: list[torch.Tensor]) -> None:
-        form: _Form = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        form = [(tensor.dtype, tensor.shape) for tensor in tensors]
         if form == self._form:
             return
-        sizes = [tensor.numel() * tensor.dtype.itemsize for tensor in tensors]
-        needed = sum(_aligned(size) for size in sizes)
+        needed = room.bytes_for(form)
         if needed > self.num_bytes:
             self.release()  # first, so that there are never two
             self._memory = _fresh(needed)
-        self._places = list(_carve(self._memory, form, sizes))
+        self._places = room.cut(self._memory, form)
         self._form = form
 
 
@@ -122,40 +115,27 @@ def divide(moves: list[Move], num_parts: int) -> list[list[Move]]:
     """The same bytes in parts of equal size, to a byte; a move may be cut."""
     share = -(-sum(move.num_bytes for move in moves) // num_parts)
     parts: list[list[Move]] = [[]]
-    room = share
+    left = share
     for to, source, num_bytes in moves:
         begin = 0
         while begin < num_bytes:
-            if room == 0:
+            if left == 0:
                 parts.append([])
-                room = share
-            count = min(room, num_bytes - begin)
+                left = share
+            count = min(left, num_bytes - begin)
             parts[-1].append(Move(to + begin, source + begin, count))
             begin += count
-            room -= count
+            left -= count
     return parts
-
-
-def _carve(memory: torch.Tensor, form: _Form, sizes: list[int]) -> Iterable[torch.Tensor]:
-    begin = 0
-    for (dtype, shape), size in zip(form, sizes, strict=True):
-        yield memory[begin : begin + size].view(dtype).view(shape)
-        begin += _aligned(size)
 
 
 def _fresh(num_bytes: int) -> torch.Tensor:
     try:
-        area = mmap.mmap(-1, num_bytes, flags=_FLAGS)
+        area = room.fresh_area(num_bytes)
     except OSError as error:
         raise MemoryError(
             f"no memory for a snapshot of {num_bytes:,} bytes: {error.strerror or error}; a checkpoint needs as "
             "much as the state it saves"
         ) from error
     area.madvise(_WIPE_ON_FORK)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        area.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(area, dtype=torch.uint8).zero_()
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -15,6 +15,7 @@ from paceline.collective.links import Connect
 from paceline.errors import ConnectionLost, GroupError
 from paceline.wire.connection import Connection, describe
 from paceline.wire.deadline import Deadline
+from paceline.wire.dtypes import spec_of
 from paceline.wire.frame import Header, TensorSpec
 
 MAX_ASIDE_BYTES = 1 << 28
@@ -63,7 +64,7 @@ class Mailbox:
         inbox.num_aside_bytes -= found.nbytes
         if not waiting:
             del inbox.aside[tag]
-        self._check(TensorSpec.of(found), tensor, rank, tag, deadline)
+        self._check(spec_of(found), tensor, rank, tag, deadline)
         tensor.copy_(found)
         return True
 
@@ -99,7 +100,7 @@ class Mailbox:
         return header.tensors[0]
 
     def _check(self, sent: TensorSpec, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> None:
-        wanted = TensorSpec.of(tensor)
+        wanted = spec_of(tensor)
         if sent != wanted:
             text = (
                 f"{self._health.describe(rank)} sent {describe([sent])} with tag {tag} where "

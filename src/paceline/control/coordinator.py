@@ -317,9 +317,9 @@ class Coordinator:
         ):
             return
         self._ready_since = None
-        ready = sorted(ready, key=lambda record: -record.introduction.checkpoint)[: self.settings.most]
+        ready = sorted(ready, key=lambda record: -record.report.checkpoint)[: self.settings.most]
         founder, *others = ready
-        base = max(founder.introduction.checkpoint, 0)
+        base = max(founder.report.checkpoint, 0)
         generation = max(self.standing.newest, self.standing.fence - 1) + 1
         if self.standing.founded:
             if self.standing.reached > base:
@@ -524,7 +524,9 @@ class Coordinator:
             return
         self._number += 1
         reason = self.standing.reason if over else ""
-        directive = AgentDirective(self.standing.term, self._number, agent, doomed, over, reason)
+        directive = AgentDirective(
+            self.standing.term, self._number, agent, doomed, over, reason, self.standing.over == "failed"
+        )
         self._actions.append(TellAgent(directive))
 
     # -- remembering -------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 
 from paceline.control.ticket import Ticket
 from paceline.errors import AddressError, HandshakeRefused
@@ -34,6 +34,9 @@ from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
+
+if TYPE_CHECKING:
+    import torch
 
 PREFIX = "paceline-join1:"
 KEY = "invitation/"

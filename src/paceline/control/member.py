@@ -28,6 +28,7 @@ from paceline.control.member_events import (
     Give,
     Kind,
     Leave,
+    Looked,
     Ready,
     Say,
     Staged,
@@ -60,6 +61,7 @@ class Member:
         self.stopping = False  # the end was agreed in a header
         self.leaving = False
         self.stop_asked = False
+        self.checkpoint = NOTHING
         self._introduction: Introduction | None = None
         self._introduced = False
         self._formed: set[int] = set()
@@ -108,6 +110,7 @@ class Member:
             suspects=self._suspects,
             fenced=self.fenced,
             applied=self.applied,
+            checkpoint=self.checkpoint,
             leaving=self.leaving,
             cause=self._cause,
             introduction=None if self._introduced else self._introduction,
@@ -129,8 +132,14 @@ class Member:
 
     def _on_ready(self, event: Ready) -> None:
         self._introduction = event.introduction
+        self.checkpoint = event.checkpoint
         self.phase = Phase.READY
         self._say()
+
+    def _on_looked(self, event: Looked) -> None:
+        if not self.holds_state and event.checkpoint != self.checkpoint:
+            self.checkpoint = event.checkpoint
+            self._say()
 
     def _on_leave(self, _: Leave) -> None:
         if not self.leaving:

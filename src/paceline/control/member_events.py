@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from paceline.control.messages import Directive, Introduction, Plan, Report, Verdict
+from paceline.control.messages import NOTHING, Directive, Introduction, Plan, Report, Verdict
 
 
 class Kind(Enum):
@@ -26,6 +26,13 @@ class Ready(NamedTuple):
     """Model and data are built."""
 
     introduction: Introduction
+    checkpoint: int = NOTHING
+
+
+class Looked(NamedTuple):
+    """While this member waits for the state: the newest checkpoint is another one by now."""
+
+    checkpoint: int
 
 
 class Begin(NamedTuple):
@@ -91,7 +98,7 @@ class Fail(NamedTuple):
     cause: str
 
 
-Event = Ready | Begin | Done | Broke | Formed | Unformed | Staged | Caught | Leave | Stop | Fail | Directive
+Event = Ready | Looked | Begin | Done | Broke | Formed | Unformed | Staged | Caught | Leave | Stop | Fail | Directive
 
 
 class Say(NamedTuple):

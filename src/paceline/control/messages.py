@@ -67,7 +67,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
 class Introduction(msgspec.Struct, frozen=True):
     """Who a member is, and what must be alike on all members: `facts` (versions, sizes, fingerprints) and a line for
-    each parameter. `checkpoint` is the newest operation that it could start from."""
+    each parameter."""
 
     card: Card
     pid: int
@@ -75,7 +75,6 @@ class Introduction(msgspec.Struct, frozen=True):
     agent: str
     facts: dict[str, str] = {}
     parameters: tuple[str, ...] = ()
-    checkpoint: int = NOTHING
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -83,7 +82,8 @@ class Report(msgspec.Struct, frozen=True):
 
     `plan` is the newest generation it has been told of, `formed` the newest whose group it has formed, `generation` the
     one it works in, `broken` the newest that cannot work, as far as it knows, because of `suspects`. `fenced` is its
-    promise: it applies nothing more of a generation below."""
+    promise: it applies nothing more of a generation below. `checkpoint` is the newest operation that it could found the
+    run from."""
 
     member: str
     number: int
@@ -96,6 +96,7 @@ class Report(msgspec.Struct, frozen=True):
     suspects: tuple[str, ...] = ()
     fenced: int = 0
     applied: int = NOTHING
+    checkpoint: int = NOTHING
     leaving: bool = False
     cause: str = ""
     introduction: Introduction | None = None
@@ -143,7 +144,8 @@ class AgentReport(msgspec.Struct, frozen=True):
 
 
 class AgentDirective(msgspec.Struct, frozen=True):
-    """What an agent is to do: kill these processes, start no more when the run is over."""
+    """What an agent is to do: kill these processes, start no more when the run is over; whether it failed, and why it
+    is over."""
 
     term: int
     number: int
@@ -151,3 +153,4 @@ class AgentDirective(msgspec.Struct, frozen=True):
     kill: tuple[int, ...] = ()
     over: bool = False
     verdict: str = ""
+    failed: bool = False

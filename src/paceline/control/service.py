@@ -24,10 +24,9 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from paceline.control import ticket as tickets
 from paceline.control.client import AGENTS_ROOM, COMMANDS_ROOM, MEMBERS_ROOM
@@ -52,6 +51,9 @@ from paceline.wire.frame import Header
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
 from paceline.wire.waiting import READ, is_ready
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("paceline.control")
 

@@ -163,6 +163,8 @@ class Supervisor:
             if slot.state is State.RUNNING and slot.pid in directive.kill:
                 self._send(slot, signal.SIGKILL)
         if directive.over and not self._is_over:
+            if directive.failed:
+                self._verdict = "failed"
             self._end_run(directive.verdict)
 
     def _on_coordinatorended(self, event: CoordinatorEnded) -> None:

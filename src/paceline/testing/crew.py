@@ -14,7 +14,6 @@ Invariant: after `close` no process of the crew is left, however it went.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
@@ -26,9 +25,9 @@ from typing import Any, NamedTuple
 
 from paceline.collective import Group, meeting
 from paceline.collective.meeting import Meeting, Where
+from paceline.testing.forking import fork_context
 from paceline.testing.netlab import Host, enter
 
-_PRELOAD = ["torch", "paceline.collective.meeting", "paceline.testing.crew"]
 _STOPPED_S = 5.0
 
 Task = Callable[..., Any]
@@ -58,8 +57,7 @@ class Crew:
             raise ValueError(f"hosts={hosts!r} must have a letter for each of {size} processes")
         letters = sorted(set(labels))
         places = [lab[letters.index(label)] if lab else None for label in labels]
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
+        context = fork_context()
         self._meeting = _open_meeting(size, places[0], tls) if form else None
         self.processes = []
         self._pipes: list[Connection] = []

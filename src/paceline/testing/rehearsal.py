@@ -43,12 +43,12 @@ from paceline.control.messages import AgentDirective, Vitals
 from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket
 from paceline.engine import folders
+from paceline.testing.forking import fork_context
 from paceline.wire.card import this_host
 from paceline.wire.deadline import Deadline
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
-_PRELOAD = ["torch", "torch._dynamo", "paceline.train.session", "paceline.testing.rehearsal"]
 _PATIENCE_S = 60.0
 _BUSY_S = 0.5  # who has used the processor within this time is busy
 
@@ -96,8 +96,7 @@ class Rehearsal:
         self._function = function
         self._arguments = arguments
         self.folder = folder
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOAD)
+        self._context = fork_context()
         self._identity = Identity()
         self._config = Config.new(
             run=name, folder=folder, settings=settings or Settings(wanted=workers, fewest=1), port=0

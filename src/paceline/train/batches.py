@@ -101,5 +101,37 @@ class Batches:
         self._loader.close()
 
 
+class ValidationData:
+    """The data that a script validates on. Loader workers for it live as long as the session, like those for
+    training."""
+
+    def __init__(self, seed: int, options: LoaderOptions) -> None:
+        self._seed = seed
+        self._options = options
+        self._known: dict[int, tuple[Any, Batches]] = {}  # holds the data, so that its id stays its own
+
+    def parts_of(self, data: Any, size: int) -> Batches:
+        """The parts of this data in global batches of this size, or of all of it if it has fewer samples."""
+        known = self._known.get(id(data))
+        if known is None or known[1].global_batch != min(size, len(data)):
+            if known is not None:
+                known[1].close()
+            parts = Batches(
+                data,
+                global_batch=min(size, len(data)),
+                seed=self._seed,
+                shuffle=False,
+                order=None,
+                options=self._options,
+                min_share=1,
+            )
+            known = self._known[id(data)] = (data, parts)
+        return known[1]
+
+    def close(self) -> None:
+        for _, parts in self._known.values():
+            parts.close()
+
+
 def _ahead(work: Callable[[int], Work | None], number: int, ahead: int) -> Work | None:
     return work(number + ahead)

@@ -22,6 +22,7 @@ class Book(msgspec.Struct):
     loss: float = math.nan
     best: float | None = None
     num_worse: int = 0
+    unkept_best: float | None = None  # the score of the model as it is, until a checkpoint has it
     outside: list[Any] = []
 
     def to_tree(self) -> dict[str, Any]:
@@ -42,7 +43,7 @@ class Book(msgspec.Struct):
             gain = self.best - score if mode == "min" else score - self.best
             is_better = gain > min_delta
         if is_better:
-            self.best = score
+            self.best = self.unkept_best = score
             self.num_worse = 0
         else:
             self.num_worse += 1

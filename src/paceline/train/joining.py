@@ -51,8 +51,21 @@ class Joined(NamedTuple):
             self.endpoint.close()
 
 
+_joined_run = ""  # of which this process is, or was, a worker
+
+
 def find_ticket() -> Ticket | None:
-    return tickets.inherited()
+    """That of the run which started this process. A process is a worker of it once."""
+    global _joined_run
+    ticket = tickets.inherited()
+    if ticket is None and _joined_run:
+        raise RuntimeError(
+            f"this process has a session of the run {_joined_run} already, and another one would train alone on every "
+            "worker; train several models in one session, or run one script after the other"
+        )
+    if ticket is not None:
+        _joined_run = ticket.run
+    return ticket
 
 
 def join(ticket: Ticket | None, base: int, ledger: Ledger, on_orphaned: Callable[[], None]) -> Joined:
@@ -93,7 +106,7 @@ def _own_address(ticket: Ticket) -> str:
         return str(probe.getsockname()[0])
 
 
-def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module, checkpoint: int) -> Introduction:
+def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module) -> Introduction:
     """Who this worker is, and what must be alike on all."""
     parameters = tuple(
         f"{name} {str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
@@ -107,7 +120,6 @@ def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module, checkp
         agent=joined.agent,
         facts={**versions, **facts},
         parameters=parameters,
-        checkpoint=checkpoint,
     )
 
 

@@ -35,6 +35,7 @@ from paceline.control.member_events import (
     Found,
     Give,
     Kind,
+    Looked,
     Staged,
     Swap,
     Take,
@@ -76,6 +77,9 @@ class Client(Protocol):
 
 class Ledger(Protocol):
     """What the session lets happen to the training state; called on the training thread only."""
+
+    def look_for_start(self) -> int:
+        """The operation that this worker could found the run from: of the newest checkpoint."""
 
     def found(self, base: int) -> None:
         """Make the state that the run starts from."""
@@ -174,7 +178,8 @@ class Membership:
     def wait_for_state(self) -> None:
         """Return when this member has the training state: made, or received."""
         while not self._has_state:
-            self._next_action(_LOOK_S)
+            if self._next_action(_LOOK_S) is None:
+                self._client.post(Looked(self._ledger.look_for_start()))
 
     def wait_for_plan(self) -> Plan:
         """The plan that this member works in; between two of them, the next one."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.checkpoint import Contents, Keeper, newest_good
-from paceline.checkpoint.files import set_aside
+from paceline.checkpoint import CheckpointError, Contents, Keeper, newest_good
+from paceline.checkpoint.files import find, path_of, read, set_aside
 from paceline.control.messages import NOTHING
+from paceline.train.errors import Evicted
 
 WRITING_S = 300.0
 _LOOKS = 20
@@ -47,7 +48,6 @@ class Saver:
         self._keeper: Keeper | None = None
         self._last_time = time.monotonic()
         self._last_operation = NOTHING
-        self._best: float | None = None
 
     @property
     def is_on(self) -> bool:
@@ -69,19 +69,41 @@ class Saver:
                 break
         return contents
 
-    def mark_best(self, score: float) -> None:
-        """The model as it is now has the best score so far: keep it at the next clean point."""
-        self._best = score
+    def newest_name(self) -> int:
+        """The operation of the newest checkpoint by its name; whether it is intact is seen when it is read."""
+        found = find(self._folder) if self._folder is not None else []
+        return found[0].operation if found else NOTHING
+
+    def read(self, operation: int) -> Contents:
+        """The checkpoint that this worker said it could start from. `Evicted` if it cannot be read after all: it is put
+        aside, and whoever starts next takes an older one."""
+        assert self._folder is not None
+        path = path_of(self._folder, operation)
+        try:
+            return read(path)
+        except CheckpointError as error:
+            with contextlib.suppress(FileNotFoundError):
+                set_aside(path)
+                self._on_event("skipped checkpoint", f"{path.name}: {error}")
+            raise Evicted(f"the checkpoint of operation {operation} cannot be read ({error})") from error
+
+    def abandon_after(self, operation: int) -> None:
+        """The run starts again from this operation: later checkpoints are of a history that goes on no more."""
+        for path, number in find(self._folder) if self._folder is not None else []:
+            if number > operation:
+                with contextlib.suppress(FileNotFoundError):
+                    set_aside(path)
+                    self._on_event("skipped checkpoint", f"{path.name}: the run starts again from {operation}")
 
     def is_due(self, steps: int) -> bool:
         if self._folder is None:
             return False
         every_s, every_steps = self._settings.every_s, self._settings.every_steps
         by_time = every_s is not None and time.monotonic() - self._last_time >= every_s
-        return self._best is not None or by_time or (every_steps is not None and steps % every_steps == 0 and steps > 0)
+        return by_time or (every_steps is not None and steps % every_steps == 0 and steps > 0)
 
-    def take(self, contents: Contents, *, wait: bool = False) -> None:
-        """Snapshot the state of a clean point."""
+    def take(self, contents: Contents, *, score: float | None = None, wait: bool = False) -> None:
+        """Snapshot the state of a clean point; one that has a score is not skipped."""
         if self._folder is None or contents.operation == self._last_operation:
             return
         if self._keeper is None:
@@ -93,13 +115,12 @@ class Saver:
                 mode=settings.mode,
                 on_event=self._on_event,
             )
-        best, self._best = self._best, None
         self._last_time = time.monotonic()
-        pending = self._keeper.take(contents, wait=wait or best is not None)
+        pending = self._keeper.take(contents, wait=wait or score is not None)
         if pending is not None:
             self._last_operation = contents.operation
-            if best is not None:
-                self._keeper.score(contents.operation, best)
+            if score is not None:
+                self._keeper.score(contents.operation, score)
             if wait:
                 pending.wait_written(WRITING_S)
 

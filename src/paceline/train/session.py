@@ -25,17 +25,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import msgspec
 import torch
 from torch import nn
 
-from paceline.checkpoint import Contents
 from paceline.control.member_events import Fail, Kind, Leave, Ready
-from paceline.control.messages import NOTHING, Phase, Plan
+from paceline.control.messages import Phase, Plan
 from paceline.control.progress import MetricRow, StepRow, WorkerRow
 from paceline.data.cursor import Cursor, advance, is_finished, next_epoch
 from paceline.data.dataset import fingerprint
@@ -44,12 +42,13 @@ from paceline.data.order import Order
 from paceline.engine.base import START_AGAIN
 from paceline.strategy import Agreement, AllReduce, Disagreement, Flag, Notice
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
-from paceline.train import joining, saving
-from paceline.train.batches import Batch, Batches
-from paceline.train.book import Book, Mode
+from paceline.train import joining
+from paceline.train.batches import Batch, Batches, ValidationData
+from paceline.train.book import Mode
 from paceline.train.endings import Endings
 from paceline.train.errors import Evicted, NonFiniteGradient, Orphaned
 from paceline.train.evaluation import Scores, Validate, evaluate
+from paceline.train.ledger import END, TrainingLedger
 from paceline.train.membership import ALIKE, Outcome, Place, Released
 from paceline.train.saving import Checkpoints, Saver
 from paceline.train.training_state import Stateful, TrainingState
@@ -76,17 +75,8 @@ class Session:
         nonfinite: Literal["stop", "skip"] = "stop",
         checkpoints: Checkpoints = Checkpoints(),
     ) -> None:
-        optimizers = [one for one in stateful if isinstance(one, torch.optim.Optimizer)]
-        others = [one for one in stateful if not isinstance(one, torch.optim.Optimizer)]
-        for one in others:
-            if not isinstance(one, Stateful):
-                raise TypeError(
-                    f"{type(one).__name__} has no state_dict and load_state_dict; give optimizers, schedules"
-                )
-        if not optimizers:
-            raise TypeError("a session needs an optimizer: Session(model, optimizer, ...)")
+        optimizers, others = _told_apart(stateful)
         self._model = model
-        self._training = TrainingState(model, optimizers, others)
         self._strategy = AllReduce(
             model,
             optimizers,
@@ -105,8 +95,6 @@ class Session:
             options=loader,
             min_share=2 if self._strategy.has_batch_statistics() else 1,
         )
-        self._loader_options = loader
-        self._seed = seed
         self._facts = {
             "dataset_length": str(self._batches.length),
             "the data's fingerprint": fingerprint(data, seed=seed)[:16],
@@ -115,23 +103,18 @@ class Session:
             "the optimizers": ", ".join(type(one).__name__ for one in optimizers),
         }
         self._nonfinite = nonfinite
-        self._book = Book()
         self._ticket = joining.find_ticket()
         folder = Path(checkpoints.folder) if checkpoints.folder is not None else joining.folder_of(self._ticket)
         self._saver = Saver(checkpoints, folder, self._tell)
-        self._resumes = checkpoints.resume or self._ticket is not None
-        self._start: Contents | None = None
+        training = TrainingState(model, optimizers, others)
+        resumes = checkpoints.resume or self._ticket is not None
+        self._ledger = TrainingLedger(training, self._saver, self._batches.length, self._tell, resumes=resumes)
         self._joined: joining.Joined | None = None
         self._endings = Endings(self)
-        self._bound = -1  # the generation that the strategy is bound to
+        self._bound = (-1, -1)  # the generation and the swap that the strategy is bound to
         self._given: Batch | None = None
-        self._result: dict[str, Any] = {}  # of the last operation, for who is behind
-        self._row: StepRow | None = None  # of the last step, until it is settled
-        self._num_replayed = 0
-        self._num_own_steps = 0
         self._stopping_agreed = False
-        self._validation: dict[int, tuple[Any, Batches]] = {}
-        self._in_loop = False
+        self._validation = ValidationData(seed, loader)
         self._first_epoch = 0
         self._closed = False
 
@@ -140,7 +123,7 @@ class Session:
     @property
     def state(self) -> dict[str, Any]:
         """The script's own values: they survive, and reach newcomers and checkpoints. Change them in the loop body."""
-        return self._training.user
+        return self._ledger.training.user
 
     @property
     def is_main(self) -> bool:
@@ -166,12 +149,12 @@ class Session:
     @property
     def steps(self) -> int:
         """How many steps the run has done."""
-        return self._book.steps
+        return self._ledger.book.steps
 
     @property
     def skipped(self) -> int:
         """How many steps did not count because a gradient was not finite."""
-        return self._book.skipped
+        return self._ledger.book.skipped
 
     @property
     def num_steps_per_epoch(self) -> int:
@@ -187,22 +170,23 @@ class Session:
         self._seat()
         first, self._first_epoch = self._first_epoch, self._first_epoch + count
         while True:
-            cursor = self._book.cursor
+            cursor = self._ledger.book.cursor
             if cursor.epoch < first:
-                cursor = self._book.cursor = Cursor(first, 0)
+                cursor = self._ledger.book.cursor = Cursor(first, 0)
             elif is_finished(cursor, self._batches.length):
-                cursor = self._book.cursor = next_epoch(cursor, self._batches.length)
+                cursor = self._ledger.book.cursor = next_epoch(cursor, self._batches.length)
             if cursor.epoch >= first + count:
                 return
-            self._in_loop = True
+            self._ledger.in_loop = True
             try:
                 yield Epoch(self, cursor.epoch)
             finally:
-                self._in_loop = False
-            if not is_finished(self._book.cursor, self._batches.length):
+                self._ledger.in_loop = False
+            position = self._ledger.book.cursor.position
+            if not is_finished(self._ledger.book.cursor, self._batches.length):
                 raise RuntimeError(
-                    f"epoch {cursor.epoch} was left at sample {self._book.cursor.position} of {self._batches.length}; "
-                    "leave the loop over epochs too, or go through all of its batches"
+                    f"epoch {cursor.epoch} was left at sample {position} of {self._batches.length}; leave the loop "
+                    "over epochs too, or go through all of its batches"
                 )
 
     def _fetch(self) -> Any:
@@ -214,8 +198,8 @@ class Session:
             self._go(released)
         except Evicted as evicted:
             self._give_way(evicted)
-        self._training.mark()
-        self._given = self._batches.fetch(plan, plan.rank_of(joined.member), self._book.cursor)
+        self._ledger.training.mark()
+        self._given = self._batches.fetch(plan, plan.rank_of(joined.member), self._ledger.book.cursor)
         return self._given.value
 
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
@@ -234,12 +218,12 @@ class Session:
 
     def _attempt_step(self, place: Place, loss_fn: Callable[..., Any], given: Batch, began: float) -> Outcome:
         self._bind(place)
-        self._save_if_due(place)
+        self._ledger.save_if_due(place)
         batch = given
         if given.work.tag[0] != place.plan.generation:
-            batch = self._batches.fetch(place.plan, place.rank, self._book.cursor)
+            batch = self._batches.fetch(place.plan, place.rank, self._ledger.book.cursor)
         contribution = self._strategy.compute(
-            loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._book.steps + 1
+            loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._ledger.book.steps + 1
         )
         computed = time.monotonic()
         agreement = self._strategy.reduce(contribution, self._notice(place))
@@ -248,32 +232,32 @@ class Session:
         )
 
     def _commit_step(self, place: Place, agreement: Agreement, batch: Batch, compute_s: float, began: float) -> float:
+        book = self._ledger.book
         if not agreement.counts and self._nonfinite == "stop":
-            raise NonFiniteGradient(f"step {self._book.steps + 1} (operation {place.operation}): {agreement.reason}")
+            raise NonFiniteGradient(f"step {book.steps + 1} (operation {place.operation}): {agreement.reason}")
         self._strategy.apply(agreement)
-        self._training.unmark()
-        book, cursor = self._book, self._book.cursor
+        cursor = book.cursor
         book.cursor = advance(cursor, batch.total, self._batches.length)
         book.steps += 1
         book.skipped += not agreement.counts
         book.loss = agreement.loss
         if not agreement.counts:
             self._tell("skipped step", agreement.reason)
-        self._num_own_steps += 1
-        self._settle(place.operation)
         seconds = time.monotonic() - began
-        self._row = StepRow(
-            operation=place.operation,
-            generation=place.plan.generation,
-            epoch=cursor.epoch,
-            position=cursor.position,
-            count=batch.total,
-            loss=agreement.loss,
-            seconds=seconds,
-            time=time.time(),
+        self._ledger.stepped(
+            StepRow(
+                operation=place.operation,
+                generation=place.plan.generation,
+                epoch=cursor.epoch,
+                position=cursor.position,
+                count=batch.total,
+                loss=agreement.loss,
+                seconds=seconds,
+                time=time.time(),
+            )
         )
         self._report_speed(place, batch, compute_s, seconds)
-        self._keep_result(place, agreement.loss)
+        self._ledger.keep_result(place.operation, agreement.loss, self._stopping_agreed)
         return agreement.loss
 
     # -- validation and decisions ------------------------------------------------------------------------------------
@@ -289,7 +273,7 @@ class Session:
         return result
 
     def _attempt_evaluate(self, place: Place, validate: Validate, data: Any, size: int) -> Outcome:
-        parts = self._parts_of(data, size)
+        parts = self._validation.parts_of(data, size)
         was_training = self._model.training
         self._model.eval()
         try:
@@ -300,32 +284,14 @@ class Session:
         rows = exchange(place.group, self._row_of(place))
         return self._outcome(place, rows, lambda: self._commit_evaluate(place, results))
 
-    def _parts_of(self, data: Any, size: int) -> Batches:
-        """Loader workers for validation data live as long as the session, like those for training."""
-        known = self._validation.get(id(data))
-        if known is None or known[1].global_batch != min(size, len(data)):
-            if known is not None:
-                known[1].close()
-            parts = Batches(
-                data,
-                global_batch=min(size, len(data)),
-                seed=self._seed,
-                shuffle=False,
-                order=None,
-                options=self._loader_options,
-                min_share=1,
-            )
-            known = self._validation[id(data)] = (data, parts)
-        return known[1]
-
     def _commit_evaluate(self, place: Place, results: dict[str, Any]) -> dict[str, Any]:
-        self._settle(place.operation)
+        self._ledger.settle(place.operation)
         progress = self._join().client.progress
         for name, value in results.items():
             if isinstance(value, float):
                 progress.add_metric(MetricRow(place.operation, name, value))
-        self._record_outside(dict(results))  # copies: what the script does with its own is its affair
-        self._keep_result(place, dict(results))
+        self._ledger.record_outside(dict(results))  # copies: what the script does with its own is its affair
+        self._ledger.keep_result(place.operation, dict(results), self._stopping_agreed)
         return results
 
     def should_stop(self, score: float, *, patience: int, mode: Mode = "min", min_delta: float = 0.0) -> bool:
@@ -348,13 +314,16 @@ class Session:
         return self._outcome(place, rows, lambda: self._commit_decide(place, rows[0].weight, patience, mode, min_delta))
 
     def _commit_decide(self, place: Place, score: float, patience: int, mode: Mode, min_delta: float) -> bool:
-        self._settle(place.operation)
-        if self._book.judge(score, mode, min_delta) and place.rank == 0:
-            self._saver.mark_best(score)
-        answer = self._book.num_worse > patience
-        self._record_outside(answer)
-        self._keep_result(place, answer)
+        self._ledger.settle(place.operation)
+        self._ledger.book.judge(score, mode, min_delta)
+        answer = self._ledger.book.num_worse > patience
+        self._ledger.record_outside(answer)
+        self._ledger.keep_result(place.operation, answer, self._stopping_agreed)
         return answer
+
+    def _recorded(self) -> Any:
+        self._seat()
+        return self._ledger.recorded()
 
     # -- operations in general ---------------------------------------------------------------------------------------
 
@@ -377,7 +346,7 @@ class Session:
             self._go(released)
         except Evicted as evicted:
             self._give_way(evicted)
-        if outcome == _END:
+        if outcome == END:
             self._leave_after_end()
             raise SystemExit(0)
         return outcome
@@ -414,118 +383,20 @@ class Session:
         return Outcome(tuple(row.held for row in rows), stopping, commit)
 
     def _bind(self, place: Place) -> None:
-        if self._bound != place.plan.generation:
-            self._bound = -1
+        wanted = (place.plan.generation, self._ledger.num_swaps)
+        if self._bound != wanted:
+            self._bound = (-1, -1)
             self._strategy.bind(place.group, place.rank, place.size)
-            self._bound = place.plan.generation
+            self._bound = wanted
 
     def _check(self) -> None:
         if self._joined is not None:
             self._joined.membership.check()
 
-    def _settle(self, operation: int) -> None:
-        """An operation is complete: nothing can undo what was before it."""
-        if self._row is not None:
-            self._join().client.progress.add(self._row)
-            self._row = None
-        self._saver.settle(operation - 1)
-
     def _report_speed(self, place: Place, batch: Batch, compute_s: float, seconds: float) -> None:
         speed = batch.samples / compute_s if compute_s > 0 else 0.0
-        row = WorkerRow(place.rank, batch.samples, speed, seconds, self._book.steps, self._first_epoch)
+        row = WorkerRow(place.rank, batch.samples, speed, seconds, self._ledger.book.steps, self._first_epoch)
         self._join().client.progress.describe(row)
-
-    # -- results for who is behind, or comes later -------------------------------------------------------------------
-
-    def _keep_result(self, place: Place, outcome: Any) -> None:
-        self._result = {
-            "applied": place.operation,
-            "outcome": outcome,
-            "book": self._book.to_tree(),
-            "stopping": self._stopping_agreed,
-            "row": msgspec.structs.astuple(self._row) if self._row is not None else None,
-        }
-
-    def _record_outside(self, result: Any) -> None:
-        if not self._in_loop:
-            # What an earlier run of the script had from here on is of no use: this one goes another way.
-            self._book.outside[self._num_replayed :] = [result]
-            self._num_replayed += 1
-
-    def _recorded(self) -> Any:
-        """The result that the others got at this place of the script, before this worker came."""
-        self._seat()
-        if self._in_loop or self._num_own_steps or self._num_replayed >= len(self._book.outside):
-            return None
-        self._num_replayed += 1
-        return self._book.outside[self._num_replayed - 1]
-
-    # -- state: called by the membership on the training thread ------------------------------------------------------
-
-    def found(self, base: int) -> None:
-        start, self._start = self._start, None
-        if base > 0 and (start is None or start.operation != base):
-            raise RuntimeError(f"this worker is to start from operation {base}, but has no checkpoint of it")
-        if start is not None and start.operation == base:
-            if start.position > self._batches.length:
-                raise ValueError(
-                    f"the checkpoint of operation {base} stands at sample {start.position} of its epoch, but the data "
-                    f"has {self._batches.length} samples; resume with the data that the run began with"
-                )
-            self.swap(saving.tree_of(start))
-            self._tell("resumed", f"from the checkpoint of operation {base}")
-
-    def gift(self, whole: bool) -> Any:
-        applied = self._join().client.look(lambda machine: machine.applied)
-        if not whole:
-            return {**self._result, "update": self._training.of_update()}
-        return self._whole(applied)
-
-    def _whole(self, applied: int) -> dict[str, Any]:
-        return {
-            "applied": applied,
-            "update": self._training.of_update(),
-            "body": self._training.of_body(),
-            "book": self._book.to_tree(),
-        }
-
-    def swap(self, state: Any) -> None:
-        self._training.load(state["update"], state["body"])
-        self._book = Book.from_tree(state["book"])
-        self._bound = -1
-        self._start = None  # a checkpoint that was not started from
-
-    def catch(self, operation: int, result: Any) -> Any:
-        """Another worker was faster: its result of this operation counts here too."""
-        if result["outcome"] == _END:
-            self._settle(operation)
-            return _END
-        self._training.load_update(result["update"])
-        self._training.unmark()
-        self._book = Book.from_tree(result["book"])
-        if not self._in_loop:
-            self._num_replayed = len(self._book.outside)
-        self._num_own_steps += 1
-        self._settle(operation)
-        self._row = StepRow(*result["row"]) if result["row"] is not None else None
-        self._result = {name: value for name, value in result.items() if name != "update"}
-        return result["outcome"]
-
-    def stopping_in(self, result: Any) -> bool:
-        return bool(result["stopping"])
-
-    # -- checkpoints -------------------------------------------------------------------------------------------------
-
-    def _save_if_due(self, place: Place) -> None:
-        if place.rank == 0 and self._saver.is_due(self._book.steps):
-            self._save(place, place.operation - 1)
-
-    def _save(self, place: Place, operation: int, *, wait: bool = False) -> None:
-        cursor = self._book.cursor
-        tree = self._whole(operation)
-        plan = {"generation": place.plan.generation, "shares": [seat.share for seat in place.plan.seats]}
-        run = self._join().run
-        self._saver.take(saving.contents_of(run, operation, (cursor.epoch, cursor.position), tree, plan), wait=wait)
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
@@ -534,20 +405,23 @@ class Session:
         if self._joined is None:
             import torch._dynamo  # noqa: F401  # the first optimizer step would, for seconds, while others wait
 
-            self._start = self._saver.newest() if self._resumes else None
-            base = self._start.operation if self._start is not None else NOTHING
-            self._joined = joining.join(self._ticket, max(base, 0), self, self._endings.orphaned)
+            base = self._ledger.look_for_start()
+            joined = joining.join(self._ticket, max(base, 0), self._ledger, self._endings.orphaned)
+            self._joined = joined
+            self._ledger.connect(
+                joined.run, joined.client.progress, lambda: joined.client.look(lambda machine: machine.applied)
+            )
             parameters = [one for one in self._model.parameters() if one.requires_grad]
-            self._joined.groups.reserve_bytes = sum(one.numel() * one.dtype.itemsize for one in parameters)
+            joined.groups.reserve_bytes = sum(one.numel() * one.dtype.itemsize for one in parameters)
             self._endings.watch()
-            introduction = joining.introduce(self._joined, self._facts, self._model, base)
-            self._joined.client.post(Ready(introduction))
+            introduction = joining.introduce(joined, self._facts, self._model)
+            joined.client.post(Ready(introduction, base))
         return self._joined
 
     def _seat(self) -> None:
         """Wait until this worker has the state of the run."""
         joined = self._join()
-        if joined.client.look(lambda machine: machine.phase) is Phase.READY or not self._num_own_steps:
+        if joined.client.look(lambda machine: machine.phase) is Phase.READY or not self._ledger.has_worked:
             try:
                 joined.membership.wait_for_state()
             except Released as released:
@@ -563,22 +437,20 @@ class Session:
         if self._joined is not None and not self._endings.has_failed:
             try:
                 outcome = self._joined.membership.operate(Kind.END, self._attempt_end)
-                if outcome == _END:
+                if outcome == END:
                     self._leave_after_end()
             except Released as released:
                 logger.info("this worker leaves: %s", released.reason)
         self._finish(10.0)
 
     def _attempt_end(self, place: Place) -> Outcome:
-        # Written before the others are let go, published when all have come to the end.
-        if place.rank == 0 and self._saver.is_on and self._book.steps:
-            self._save(place, place.operation - 1, wait=True)
+        self._ledger.save_at_end(place)
         rows = exchange(place.group, self._row_of(place))
 
         def commit() -> Any:
-            self._settle(place.operation)
-            self._keep_result(place, _END)
-            return _END
+            self._ledger.settle(place.operation)
+            self._ledger.keep_result(place.operation, END, self._stopping_agreed)
+            return END
 
         return self._outcome(place, rows, commit)
 
@@ -604,8 +476,7 @@ class Session:
         self._endings.close()
         self._saver.close()
         self._batches.close()
-        for _, parts in self._validation.values():
-            parts.close()
+        self._validation.close()
         self._strategy.close()
         if self._joined is not None:
             self._joined.close(flush_s)
@@ -639,17 +510,16 @@ class Epoch:
 
     def __iter__(self) -> Iterator[Any]:
         session = self._session
-        while not is_finished(session._book.cursor, session._batches.length):
-            before = session._book.cursor
+        while not is_finished(session._ledger.book.cursor, session._batches.length):
+            before = session._ledger.book.cursor
             yield session._fetch()
-            if session._book.cursor == before:
+            if session._ledger.book.cursor == before:
                 raise RuntimeError("a batch was taken, but session.step was not called for it")
 
     def __repr__(self) -> str:
         return f"Epoch({self.number})"
 
 
-_END = "the end"
 _KINDS = list(Kind)
 _KIND_BIT = 8  # in the flags of a header, of which the session owns those below 16
 # What of a worker's events is worth a line in the run's log.
@@ -661,6 +531,18 @@ _TOLD: dict[str, Callable[[str], tuple[str, str]]] = {
     "skipped step": lambda text: ("warning", f"step skipped: {text}"),
     "resumed": lambda text: ("resumed", text),
 }
+
+
+def _told_apart(stateful: Sequence[Stateful]) -> tuple[list[torch.optim.Optimizer], list[Stateful]]:
+    """The optimizers, and what else has a state."""
+    optimizers = [one for one in stateful if isinstance(one, torch.optim.Optimizer)]
+    others = [one for one in stateful if not isinstance(one, torch.optim.Optimizer)]
+    for one in others:
+        if not isinstance(one, Stateful):
+            raise TypeError(f"{type(one).__name__} has no state_dict and load_state_dict; give optimizers, schedules")
+    if not optimizers:
+        raise TypeError("a session needs an optimizer: Session(model, optimizer, ...)")
+    return optimizers, others
 
 
 def _exchange_text(place: Place, text: bytes) -> list[bytes]:

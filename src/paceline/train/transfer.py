@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from paceline.checkpoint import tree
+from paceline.checkpoint import room, tree
 from paceline.collective import Group
 from paceline.errors import ProtocolError
 from paceline.wire.dtypes import DTYPES, name_of, raw_bytes
 
 _TAG = 1
 MAX_DESCRIPTION_BYTES = 1 << 30
+_BLOCK_BYTES = 1 << 15
 _SMALL_BYTES = 1 << 16  # tensors up to this size travel together
 
 
@@ -79,9 +80,12 @@ def receive(group: Group, rank: int) -> Any:
     group.recv(text, rank, tag=_TAG)
     try:
         described = msgspec.json.decode(bytes(raw_bytes(text)), type=_Description)
-        flat = {part.name: torch.empty(part.shape, dtype=DTYPES[part.dtype]) for part in described.parts}
+        form = [(DTYPES[part.dtype], part.shape) for part in described.parts]
+        area = room.fresh_area(max(room.bytes_for(form), 1))
+        tensors = room.cut(torch.frombuffer(area, dtype=torch.uint8), form)
+        flat = {part.name: tensor for part, tensor in zip(described.parts, tensors, strict=True)}
         document = msgspec.json.decode(described.document)
-    except (msgspec.DecodeError, KeyError, ValueError, RuntimeError) as error:
+    except (msgspec.DecodeError, KeyError, ValueError, RuntimeError, OSError) as error:
         raise ProtocolError(f"a description from rank {rank} that cannot be read: {error}") from error
     small = [tensor for tensor in flat.values() if 0 < tensor.nbytes <= _SMALL_BYTES]
     if small:
@@ -105,4 +109,12 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(raw_bytes(_as_bytes(tensor))) if tensor.nbytes else 0
+    """At the speed of memory, which a CRC of all bytes is not: the sum of each block, and a CRC of the sums, so that
+    blocks that changed places are seen too."""
+    flat = _as_bytes(tensor)
+    num_whole = flat.numel() // _BLOCK_BYTES * _BLOCK_BYTES if flat.data_ptr() % 8 == 0 else 0
+    found = 0
+    if num_whole:
+        sums = flat[:num_whole].view(torch.int64).view(-1, _BLOCK_BYTES // 8).sum(dim=1)
+        found = zlib.crc32(raw_bytes(sums))
+    return zlib.crc32(raw_bytes(flat[num_whole:]), found)

@@ -12,15 +12,17 @@ and the connection stays good; only a broken connection ends `serve`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import torch
 
 from paceline.errors import CallFailed, ConnectionLost, ProtocolError
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.frame import UNREADABLE, Header
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Reply(NamedTuple):
@@ -39,7 +41,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
             raise ProtocolError(f"{self.operation}: arguments that cannot be read: {error}") from error
 
 
-Handler = Callable[[Call, list[torch.Tensor]], "Reply | Iterator[Reply]"]
+Handler = Callable[[Call, "list[torch.Tensor]"], "Reply | Iterator[Reply]"]
 
 
 def call(

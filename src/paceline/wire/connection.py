@@ -15,16 +15,16 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConnectionLost, ProtocolError
 from paceline.wire import frame
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import creating, register
-from paceline.wire.dtypes import DTYPES, raw_bytes
 from paceline.wire.waiting import PLAIN, READ, WRITE, Waiter
+
+if TYPE_CHECKING:
+    import torch
 
 # OpenSSL wants the very same bytes again after "want write"; small pieces also keep one call from hogging a turn.
 TLS_PIECE_BYTES = 1 << 16
@@ -133,9 +133,13 @@ class Connection:
     # -- frames ------------------------------------------------------------------------------------------------------
 
     def send(self, kind: str, body: Any, tensors: Sequence[torch.Tensor] = (), *, deadline: Deadline) -> None:
-        specs = [frame.TensorSpec.of(tensor) for tensor in tensors]
-        head = frame.encode(kind, body, specs)
-        self.send_all([memoryview(head), *map(raw_bytes, tensors)], deadline)
+        if not tensors:
+            self.send_all([memoryview(frame.encode(kind, body))], deadline)
+            return
+        from paceline.wire import dtypes
+
+        head = frame.encode(kind, body, [dtypes.spec_of(tensor) for tensor in tensors])
+        self.send_all([memoryview(head), *map(dtypes.raw_bytes, tensors)], deadline)
 
     def receive_header(self, *, deadline: Deadline, limits: frame.Limits = frame.Limits()) -> tuple[frame.Header, int]:
         """The next frame's header and payload length; its payload must be received next."""
@@ -172,24 +176,27 @@ class Connection:
         self, header: frame.Header, *, deadline: Deadline, into: Sequence[torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
         """The payload that belongs to a header that was just received."""
+        if not header.tensors and not into:
+            return []
+        import torch
+
+        from paceline.wire import dtypes
+
         if into is None:
             try:
-                tensors = [torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) for spec in header.tensors]
+                tensors = [torch.empty(spec.shape, dtype=dtypes.DTYPES[spec.dtype]) for spec in header.tensors]
             except RuntimeError as error:  # how torch says that there is no memory
                 raise ProtocolError(
                     f"{self.peer} sent {describe(header.tensors)}, for which there is no memory here"
                 ) from error
         else:
             tensors = list(into)
-            self._check_destination(header, tensors)
+            here = tuple(map(dtypes.spec_of, tensors))
+            if here != header.tensors:
+                raise ProtocolError(f"{self.peer} sent {describe(header.tensors)} where {describe(here)} was expected")
         for tensor in tensors:
-            self.receive_all(raw_bytes(tensor), deadline)
+            self.receive_all(dtypes.raw_bytes(tensor), deadline)
         return tensors
-
-    def _check_destination(self, header: frame.Header, tensors: Sequence[torch.Tensor]) -> None:
-        here = tuple(frame.TensorSpec.of(tensor) for tensor in tensors)
-        if here != header.tensors:
-            raise ProtocolError(f"{self.peer} sent {describe(header.tensors)} where {describe(here)} was expected")
 
 
 def describe(specs: Sequence[frame.TensorSpec]) -> str:

@@ -1,4 +1,4 @@
-"""The element types that cross the wire: their names there and their sizes."""
+"""Tensors as the wire sees them: the names of their types there, and their raw bytes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,10 @@ from typing import Any
 
 import torch
 
-NAMES: dict[torch.dtype, str] = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.int8: "int8",
-    torch.uint8: "uint8",
-    torch.int16: "int16",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.bool: "bool",
-    torch.complex64: "complex64",
-    torch.complex128: "complex128",
-}
-DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
-SIZES: dict[str, int] = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+from paceline.wire.frame import SIZES, TensorSpec
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in SIZES}
+NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -30,6 +18,10 @@ def name_of(dtype: torch.dtype) -> str:
     except KeyError:
         known = ", ".join(sorted(DTYPES))
         raise TypeError(f"tensors of {dtype} cannot be sent; convert to one of: {known}") from None
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(name_of(tensor.dtype), tuple(tensor.shape))
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:

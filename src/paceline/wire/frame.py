@@ -19,13 +19,27 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 
 from paceline.errors import ProtocolError
-from paceline.wire.dtypes import SIZES, name_of
 
 MAGIC = b"PLN1"
 PREFIX = struct.Struct("<4sIQ")
+# The element types that cross the wire. What torch calls them is in `dtypes`: a process that moves no tensors is spared
+# the import of torch.
+SIZES = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
 MAX_DIMENSIONS = 64
 MAX_EXTENT = 1 << 48  # torch overflows on strides beyond, even where another extent is 0
 # What msgspec raises for bytes that it cannot decode; text that is not UTF-8 is no DecodeError to it.
@@ -48,10 +62,6 @@ HANDSHAKE_LIMITS = Limits(header_bytes=4096, payload_bytes=0, num_tensors=0)
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        return cls(name_of(tensor.dtype), tuple(tensor.shape))
 
     def num_bytes(self) -> int:
         return math.prod(self.shape) * SIZES[self.dtype]

@@ -20,6 +20,7 @@ from paceline.control.member_events import (
     Give,
     Kind,
     Leave,
+    Looked,
     Ready,
     Say,
     Staged,
@@ -27,7 +28,7 @@ from paceline.control.member_events import (
     Take,
     Work,
 )
-from paceline.control.messages import Introduction, Phase, Verdict
+from paceline.control.messages import NOTHING, Introduction, Phase, Verdict
 from paceline.testing.simulation.truth import Batch, Result, State, after
 from paceline.wire.card import Card
 
@@ -63,11 +64,14 @@ class Worker:
 
     def _build(self) -> None:
         card = Card(self.name, "worker", self.host, ("", 0), "", b"", False, ())
-        checkpoint = max((state.applied for state in self.world.truth.checkpoints), default=-1)
-        self.post(Ready(Introduction(card, self.pid, self.host, self.host, {"torch": "2"}, ("w",), checkpoint)))
+        introduction = Introduction(card, self.pid, self.host, self.host, {"torch": "2"}, ("w",))
+        self.post(Ready(introduction, self._newest_checkpoint()))
         self._script = self._loop()
         self._advance()
         self._beat()
+
+    def _newest_checkpoint(self) -> int:
+        return max((state.applied for state in self.world.truth.checkpoints), default=NOTHING)
 
     def _beat(self) -> None:
         if not self.alive:
@@ -76,6 +80,8 @@ class Worker:
             if self.world.now - self._heard > ORPHAN_S:
                 self.world.kill(self, "lost the coordinator")
                 return
+            if self.machine.phase is Phase.READY:
+                self.post(Looked(self._newest_checkpoint()))
             self.world.send_report(self, self.machine.report())
         self.world.after(HEARTBEAT_S, self._beat)
 

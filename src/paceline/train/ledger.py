@@ -1,0 +1,201 @@
+"""The training state of a worker as the membership and the checkpoints see it.
+
+It is made (new, or from a checkpoint), given to others, received from one of them, caught up with, saved. Everything
+here happens on the training thread.
+
+Invariants
+- After the same operation the books of all workers are the same, and what `whole` gives is the same state.
+- Nothing that is received changes anything before it is complete.
+- A best score that is not kept yet stands in the book, so that whoever is main at the next clean point keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from paceline.checkpoint import Contents
+from paceline.control.messages import NOTHING
+from paceline.control.progress import ProgressKeeper, StepRow
+from paceline.train import saving
+from paceline.train.book import Book
+from paceline.train.membership import Place
+from paceline.train.saving import Saver
+from paceline.train.training_state import TrainingState
+
+END = "the end"  # the outcome of the last operation
+
+
+class TrainingLedger:
+    """`length` is that of the data; `resumes` says whether a checkpoint may be started from. `run`, `progress` and
+    `look_applied` are known once the worker has joined."""
+
+    def __init__(
+        self,
+        training: TrainingState,
+        saver: Saver,
+        length: int,
+        tell: Callable[[str, str], None],
+        *,
+        resumes: bool,
+    ) -> None:
+        self.training = training
+        self.saver = saver
+        self.book = Book()
+        self.num_swaps = 0
+        self.row: StepRow | None = None  # of the last step, until it is settled
+        self.in_loop = False
+        self._length = length
+        self._tell = tell
+        self._resumes = resumes
+        self._has_looked = False
+        self._start: Contents | None = None
+        self._result: dict[str, Any] = {}  # of the last operation, for who is behind
+        self._has_worked = False
+        self._num_replayed = 0
+
+    def connect(self, run: str, progress: ProgressKeeper, look_applied: Callable[[], int]) -> None:
+        self._run = run
+        self._progress = progress
+        self._look_applied = look_applied
+
+    # -- the beginning -----------------------------------------------------------------------------------------------
+
+    def look_for_start(self) -> int:
+        """The operation of the newest checkpoint; `NOTHING` if there is none. The first look reads it and holds it
+        ready; later ones, of a worker that waits, go by its name."""
+        if not self._resumes:
+            return NOTHING
+        if not self._has_looked:
+            self._has_looked = True
+            self._start = self.saver.newest()
+            return self._start.operation if self._start is not None else NOTHING
+        newest = self.saver.newest_name()
+        if self._start is not None and self._start.operation != newest:
+            self._start = None
+        return newest
+
+    def found(self, base: int) -> None:
+        start, self._start = self._start, None
+        if base > 0 and (start is None or start.operation != base):
+            start = self.saver.read(base)
+        if self._resumes:
+            self.saver.abandon_after(base)
+        if start is not None and start.operation == base:
+            if start.position > self._length:
+                raise ValueError(
+                    f"the checkpoint of operation {base} stands at sample {start.position} of its epoch, but the data "
+                    f"has {self._length} samples; resume with the data that the run began with"
+                )
+            self.swap(saving.tree_of(start))
+            self._tell("resumed", f"from the checkpoint of operation {base}")
+
+    # -- from worker to worker ---------------------------------------------------------------------------------------
+
+    def gift(self, whole: bool) -> Any:
+        if whole:
+            return self._whole(self._look_applied())
+        return {**self._result, "update": self.training.of_update()}
+
+    def _whole(self, applied: int) -> dict[str, Any]:
+        return {
+            "applied": applied,
+            "update": self.training.of_update(),
+            "body": self.training.of_body(),
+            "book": self.book.to_tree(),
+        }
+
+    def swap(self, state: Any) -> None:
+        self.training.load(state["update"], state["body"])
+        self.book = Book.from_tree(state["book"])
+        self.num_swaps += 1
+        self._start = None  # a checkpoint that was not started from
+
+    def catch(self, operation: int, result: Any) -> Any:
+        """Another worker was faster: its result of this operation counts here too."""
+        if result["outcome"] == END:
+            self.settle(operation)
+            return END
+        self.training.load_update(result["update"])
+        self.training.unmark()
+        self.book = Book.from_tree(result["book"])
+        if not self.in_loop:
+            self._num_replayed = len(self.book.outside)
+        self._has_worked = True
+        self.settle(operation)
+        self.row = StepRow(*result["row"]) if result["row"] is not None else None
+        self._result = {name: value for name, value in result.items() if name != "update"}
+        return result["outcome"]
+
+    def stopping_in(self, result: Any) -> bool:
+        return bool(result["stopping"])
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether this worker has taken part in a step."""
+        return self._has_worked
+
+    def settle(self, operation: int) -> None:
+        """An operation is complete: nothing can undo what was before it."""
+        if self.row is not None:
+            self._progress.add(self.row)
+            self.row = None
+        self.saver.settle(operation - 1)
+
+    def stepped(self, row: StepRow) -> None:
+        """An update was applied, and counted in the book."""
+        self.training.unmark()
+        self._has_worked = True
+        self.book.unkept_best = None  # the main worker has kept it before this step
+        self.settle(row.operation)
+        self.row = row
+
+    def keep_result(self, operation: int, outcome: Any, stopping: bool) -> None:
+        self._result = {
+            "applied": operation,
+            "outcome": outcome,
+            "book": self.book.to_tree(),
+            "stopping": stopping,
+            "row": msgspec.structs.astuple(self.row) if self.row is not None else None,
+        }
+
+    def record_outside(self, result: Any) -> None:
+        """A result that a worker that comes later, and runs the script from its top, will ask for."""
+        if not self.in_loop:
+            # What an earlier run of the script had from here on is of no use: this one goes another way.
+            self.book.outside[self._num_replayed :] = [result]
+            self._num_replayed += 1
+
+    def recorded(self) -> Any:
+        """The result that the others got at this place of the script, before this worker came."""
+        if self.in_loop or self._has_worked or self._num_replayed >= len(self.book.outside):
+            return None
+        self._num_replayed += 1
+        return self.book.outside[self._num_replayed - 1]
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save_if_due(self, place: Place) -> None:
+        """Just before a step: on the main worker."""
+        if place.rank == 0 and (self.book.unkept_best is not None or self.saver.is_due(self.book.steps)):
+            self._save(place)
+
+    def save_at_end(self, place: Place) -> None:
+        """Written before the others are let go, published when all have come to the end."""
+        if place.rank == 0 and self.book.steps:
+            self._save(place, wait=True)
+
+    def _save(self, place: Place, *, wait: bool = False) -> None:
+        if not self.saver.is_on:
+            return
+        operation = place.operation - 1
+        cursor, best = self.book.cursor, self.book.unkept_best
+        tree = self._whole(operation)
+        tree["book"]["unkept_best"] = None
+        plan = {"generation": place.plan.generation, "shares": [seat.share for seat in place.plan.seats]}
+        contents = saving.contents_of(self._run, operation, (cursor.epoch, cursor.position), tree, plan)
+        self.saver.take(contents, score=best, wait=wait)
