@@ -111,8 +111,9 @@ def test_a_spare_that_has_seen_a_newer_checkpoint_founds_the_run_from_it(table: 
     table.report("C", phase=Phase.READY, checkpoint=3)
     table.report("C", phase=Phase.READY, checkpoint=6)
     table.report("D", phase=Phase.READY, checkpoint=3)
-    for member in "AB":
-        table.report(member, phase=Phase.FAILED, applied=8, cause="a fault")
+    table.handle(Disconnected("B"))
+    table.report("A", phase=Phase.ACTIVE, plan=1, fenced=2, applied=8, broken=1, suspects=("B",))
+    table.report("A", phase=Phase.FAILED, plan=1, fenced=2, applied=8, cause="a fault")
     table.report("C", phase=Phase.READY, checkpoint=6, fenced=table.machine.standing.fence)
     table.report("D", phase=Phase.READY, checkpoint=3, fenced=table.machine.standing.fence)
     plan = table.machine.plan_of("C")

@@ -21,6 +21,7 @@ import torch
 from data_samples import Augmented, Gated, Troubled, after, batches_of, works
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
+from paceline.data import loader as loading
 from paceline.data.batches import Batches
 from paceline.data.dataset import check_dataset
 from paceline.data.loader import Loader, LoaderError, LoaderOptions
@@ -323,7 +324,15 @@ def test_an_interpreter_that_exits_without_close_does_not_hang(ending: str) -> N
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_loader_workers_survive_ctrl_c() -> None:
+def test_loader_workers_survive_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even one that has only just started."""
+    ignore = loading._WorkerInit.__call__
+
+    def late(self: loading._WorkerInit, worker: int) -> None:
+        time.sleep(0.2 * worker)
+        ignore(self, worker)
+
+    monkeypatch.setattr(loading._WorkerInit, "__call__", late)
     plan = works(0, 0, [[k] for k in range(20)])
     with Loader(Augmented(), seed=0, options=TWO) as loader:
         loader.fetch(plan[0], after(plan, 0))

@@ -234,6 +234,8 @@ def _in_another_thread(make: Callable[[], Iterator[Answer]]) -> Iterator[Answer]
     failed: list[BaseException] = []
 
     def run() -> None:
+        # Inherited by the loader workers, so that a Ctrl-C before they ignore it does not end them either.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             made.append(make())
         except BaseException as error:
