@@ -8,7 +8,7 @@ import pytest
 
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Disconnected, Event, Remember, Settings
-from paceline.control.messages import Introduction, Phase, Report
+from paceline.control.messages import AgentReport, Introduction, Phase, Report, Vitals
 from paceline.control.roster import Fate
 from paceline.wire.card import Card
 
@@ -18,18 +18,22 @@ WORKING = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "generation": 1, "fenc
 class Table:
     """A coordinator and what members say to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings = Settings(wanted=2, fewest=2)) -> None:
         self.now = 0.0
         self._numbers: dict[str, int] = {}
         self._memory: dict[str, bytes] = {}
-        self._settings = Settings(wanted=2, fewest=2)
+        self._settings = settings
         self.machine = Coordinator(self._settings, self.now)
 
     def report(self, member: str, **fields: Any) -> None:
         number = self._numbers[member] = self._numbers.get(member, 0) + 1
         card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
-        introduction = Introduction(card, sum(map(ord, member)), "h", "")
+        introduction = Introduction(card, self.pid_of(member), "h", "")
         self.handle(Report(member, number, 1, introduction=introduction, **fields))
+
+    @staticmethod
+    def pid_of(member: str) -> int:
+        return sum(map(ord, member))
 
     def handle(self, event: Event) -> None:
         self.now += 0.01
@@ -119,3 +123,16 @@ def test_a_spare_that_has_seen_a_newer_checkpoint_founds_the_run_from_it(table: 
     plan = table.machine.plan_of("C")
     assert plan is not None
     assert (plan.base, plan.rank_of("C")) == (6, 0)
+
+
+def test_nobody_waits_for_workers_that_will_not_come() -> None:
+    table = Table(Settings(wanted=3, fewest=1, grace_s=20.0))
+    for number, exhausted in enumerate((False, True), start=1):
+        for member in "AB":
+            table.report(member, phase=Phase.READY)
+        assert table.machine.standing.current is None
+        living = {table.pid_of(member): Vitals("S", False) for member in "AB"}
+        table.handle(AgentReport("", number, living, {}, exhausted))
+    plan = table.machine.standing.current
+    assert plan is not None
+    assert plan.members == ("A", "B")

@@ -43,6 +43,13 @@ class Agents:
         reports = self._reports.values()
         return bool(reports) and all(report.exhausted and not report.living for report in reports)
 
+    def may_bring_more(self, num_ready: int) -> bool:
+        """Whether a process lives, or may be started yet, that is not among those that are ready."""
+        reports = self._reports.values()
+        if not reports or not all(report.exhausted for report in reports):
+            return True
+        return sum(len(report.living) for report in reports) > num_ready
+
     def last_exit(self) -> str:
         exits = [text for report in self._reports.values() for text in report.exits.values()]
         return exits[-1] if exits else ""

@@ -39,23 +39,20 @@ from paceline.control.coordinator_events import (
     Remember,
     Settings,
     Standing,
-    Tell,
-    TellAgent,
     Tick,
 )
 from paceline.control.messages import (
     NOTHING,
-    AgentDirective,
     AgentReport,
-    Directive,
     Phase,
     Plan,
     Report,
     Seat,
     Start,
-    Verdict,
 )
 from paceline.control.roster import Fate, Record
+from paceline.control.seating import gifts_for, seats_for
+from paceline.control.speech import Speech, plan_of
 
 
 class Coordinator:
@@ -65,7 +62,7 @@ class Coordinator:
         self._agents = Agents()
         self._conflicts = Conflicts()
         self._now = now
-        self._number = 0
+        self._speech = Speech()
         self._ready_since: float | None = None
         self._actions: list[Action] = []
         self._announced = False
@@ -106,12 +103,7 @@ class Coordinator:
         return [record for record in self.records.values() if record.fate is None]
 
     def plan_of(self, member: str) -> Plan | None:
-        """The newest plan that concerns a member: it has a seat in it, or leaves by it."""
-        current, pending = self.standing.current, self.standing.pending
-        is_seated = current is not None and current.rank_of(member) >= 0
-        if pending is not None and (is_seated or pending.rank_of(member) >= 0):
-            return pending
-        return current if is_seated else None
+        return plan_of(member, self.standing)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -289,9 +281,7 @@ class Coordinator:
             self._end(record, Fate.RELEASED, "it had left when the others went on")
             holders.remove(record)
         ahead = [record for record in holders if record.report.applied == base]
-        gifts = {
-            record.member: _nearest(ahead, record).member for record in holders if record.report.applied == base - 1
-        }
+        gifts = gifts_for([record for record in holders if record.report.applied == base - 1], ahead)
         self._issue(Plan(fence, Start.RECOVER, self._seats(holders), base, gifts))
 
     def _gather(self) -> None:
@@ -312,9 +302,10 @@ class Coordinator:
         if self._ready_since is None:
             self._ready_since = self._now
         waited_s = self._now - self._ready_since
-        if len(ready) < self.settings.wanted and (
-            len(ready) < self.settings.fewest or waited_s < self.settings.grace_s
-        ):
+        if len(ready) < self.settings.fewest:
+            return
+        may_wait = waited_s < self.settings.grace_s and self._agents.may_bring_more(len(ready))
+        if len(ready) < self.settings.wanted and may_wait:
             return
         self._ready_since = None
         ready = sorted(ready, key=lambda record: -record.report.checkpoint)[: self.settings.most]
@@ -326,9 +317,7 @@ class Coordinator:
                 self._note("rollback", founder, f"operations {base + 1} to {self.standing.reached} are done again")
             else:
                 self._note("resumed", founder, f"goes on after operation {base}")
-        plan = Plan(
-            generation, Start.FOUND, self._seats(ready), base, {record.member: founder.member for record in others}
-        )
+        plan = Plan(generation, Start.FOUND, self._seats(ready), base, gifts_for(others, [founder]))
         self._keep(founded=self.standing.founded + 1, fence=generation, reached=base)
         self._issue(plan)
 
@@ -395,7 +384,7 @@ class Coordinator:
             if withdrawn:
                 self._keep(pending=None)
             return
-        gifts = {record.member: _nearest(staying, record).member for record in coming}
+        gifts = gifts_for(coming, staying)
         generation = self.standing.newest + 1
         self._issue(Plan(generation, Start.SWITCH, self._seats([*staying, *coming]), NOTHING, gifts))
 
@@ -407,11 +396,7 @@ class Coordinator:
         self._note("plan", None, f"generation {plan.generation} ({plan.start.value}): {', '.join(plan.members)}")
 
     def _seats(self, records: Iterable[Record]) -> tuple[Seat, ...]:
-        """In the order of the ranks they have, newcomers after them."""
-        latest = self.standing.pending or self.standing.current
-        known = {member: rank for rank, member in enumerate(latest.members)} if latest is not None else {}
-        ordered = sorted(records, key=lambda record: known.get(record.member, len(known)))
-        return tuple(Seat(record.introduction.card) for record in ordered)
+        return seats_for(records, self.standing.pending or self.standing.current)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -467,7 +452,7 @@ class Coordinator:
     def _tell_all(self) -> None:
         for record in self.records.values():
             if record.connected:
-                self._tell(record)
+                self._actions += self._speech.to_member(record, self.standing, asked=False)
         for agent in self._agents:
             self._tell_agent(agent, asked=False)
 
@@ -479,55 +464,12 @@ class Coordinator:
             return
         record = self.records.get(event.member)
         if record is not None:
-            record.told = None
-            self._tell(record)
+            self._actions += self._speech.to_member(record, self.standing, asked=True)
         else:
-            self._number += 1
-            self._actions.append(Tell(Directive(self.standing.term, self._number, event.member, Verdict.UNKNOWN)))
-
-    def _tell(self, record: Record) -> None:
-        verdict = self._verdict(record)
-        plan = self.plan_of(record.member) if verdict is Verdict.KNOWN else None
-        content = (verdict, plan.generation if plan else 0, self.standing.fence, record.draining, self.standing.halting)
-        if content == record.told:
-            return
-        record.told = content
-        self._number += 1
-        lacks = plan is not None and plan.generation > record.report.plan
-        self._actions.append(
-            Tell(
-                Directive(
-                    term=self.standing.term,
-                    number=self._number,
-                    member=record.member,
-                    verdict=verdict,
-                    reason=record.reason,
-                    fence=self.standing.fence if record.report.applied > NOTHING or plan else 0,
-                    plan=plan if lacks else None,
-                    leave=record.draining,
-                    stop=bool(self.standing.halting),
-                )
-            )
-        )
-
-    def _verdict(self, record: Record) -> Verdict:
-        if record.fate is None:
-            return Verdict.KNOWN
-        if record.fate is Fate.RELEASED:
-            return Verdict.FAILED if self.standing.over == "failed" else Verdict.RELEASED
-        return Verdict.REFUSED if record.fate is Fate.REFUSED else Verdict.EVICTED
+            self._actions.append(self._speech.to_stranger(event.member, self.standing))
 
     def _tell_agent(self, agent: str, *, asked: bool) -> None:
-        over = bool(self.standing.over)
-        doomed = self._agents.doomed(agent, self.records.values())
-        if self._agents.is_told(agent, (doomed, over)) and not asked:
-            return
-        self._number += 1
-        reason = self.standing.reason if over else ""
-        directive = AgentDirective(
-            self.standing.term, self._number, agent, doomed, over, reason, self.standing.over == "failed"
-        )
-        self._actions.append(TellAgent(directive))
+        self._actions += self._speech.to_agent(agent, self._agents, self.records.values(), self.standing, asked=asked)
 
     # -- remembering -------------------------------------------------------------------------------------------------
 
@@ -540,9 +482,3 @@ class Coordinator:
 
     def _note(self, kind: str, record: Record | None, text: str) -> None:
         self._actions.append(Note(kind, record.member if record else "", text))
-
-
-def _nearest(donors: list[Record], receiver: Record) -> Record:
-    """A donor on the receiver's host if there is one."""
-    host = receiver.introduction.card.host
-    return next((donor for donor in donors if donor.introduction.card.host == host), donors[0])

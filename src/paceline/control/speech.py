@@ -1,0 +1,83 @@
+"""What the coordinator says to members and agents, as a function of what it knows: no decision is made here.
+
+A directive is everything that matters for its receiver, so one that is lost needs no other care than the next one. Who
+has heard the present state of things is told again only when it asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.control.agents import Agents
+from paceline.control.coordinator_events import Standing, Tell, TellAgent
+from paceline.control.messages import NOTHING, AgentDirective, Directive, Plan, Verdict
+from paceline.control.roster import Fate, Record
+
+
+class Speech:
+    def __init__(self) -> None:
+        self._number = 0
+
+    def to_stranger(self, member: str, standing: Standing) -> Tell:
+        """Who is not known is asked to introduce itself."""
+        return Tell(Directive(standing.term, self._next(), member, Verdict.UNKNOWN))
+
+    def to_member(self, record: Record, standing: Standing, *, asked: bool) -> list[Tell]:
+        verdict = _verdict(record, standing)
+        plan = plan_of(record.member, standing) if verdict is Verdict.KNOWN else None
+        content = (verdict, plan.generation if plan else 0, standing.fence, record.draining, standing.halting)
+        if content == record.told and not asked:
+            return []
+        record.told = content
+        lacks = plan is not None and plan.generation > record.report.plan
+        directive = Directive(
+            term=standing.term,
+            number=self._next(),
+            member=record.member,
+            verdict=verdict,
+            reason=record.reason,
+            fence=standing.fence if record.report.applied > NOTHING or plan else 0,
+            plan=plan if lacks else None,
+            leave=record.draining,
+            stop=bool(standing.halting),
+        )
+        return [Tell(directive)]
+
+    def to_agent(
+        self, agent: str, agents: Agents, records: Iterable[Record], standing: Standing, *, asked: bool
+    ) -> list[TellAgent]:
+        over = bool(standing.over)
+        doomed = agents.doomed(agent, records)
+        if agents.is_told(agent, (doomed, over)) and not asked:
+            return []
+        directive = AgentDirective(
+            term=standing.term,
+            number=self._next(),
+            agent=agent,
+            kill=doomed,
+            over=over,
+            verdict=standing.reason if over else "",
+            failed=standing.over == "failed",
+        )
+        return [TellAgent(directive)]
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+
+def plan_of(member: str, standing: Standing) -> Plan | None:
+    """The newest plan that concerns a member: it has a seat in it, or leaves by it."""
+    current, pending = standing.current, standing.pending
+    is_seated = current is not None and current.rank_of(member) >= 0
+    if pending is not None and (is_seated or pending.rank_of(member) >= 0):
+        return pending
+    return current if is_seated else None
+
+
+def _verdict(record: Record, standing: Standing) -> Verdict:
+    if record.fate is None:
+        return Verdict.KNOWN
+    if record.fate is Fate.RELEASED:
+        return Verdict.FAILED if standing.over == "failed" else Verdict.RELEASED
+    return Verdict.REFUSED if record.fate is Fate.REFUSED else Verdict.EVICTED
