@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline.collective import Group
+from paceline.collective.conveyor import BIN_BYTES, LARGE_BYTES
 from paceline.testing.crew import Crew
 
 SIZES = [0, 1, 2, 7, 1000, 16 * 1024 + 1, 300_001]
@@ -233,6 +234,26 @@ def check_messages(group: Group) -> None:
 
 def test_messages_between_neighbours_in_a_ring(crew: Crew) -> None:
     crew.run(check_messages)
+
+
+def check_large_messages(group: Group) -> None:
+    """From ordinary memory and from the arena, in whole bins and not, read at once and put aside."""
+    rank, size = group.rank, group.size
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    for num in (LARGE_BYTES // 4 - 1, LARGE_BYTES // 4, 5 * BIN_BYTES // 4, 9 * BIN_BYTES // 4 + 3):
+        sources = [torch.arange(num) + rank, group.empty((num,), dtype=torch.int64).copy_(torch.arange(num) - rank)]
+        handles = [group.send(source, following, tag=tag, async_op=True) for tag, source in enumerate(sources)]
+        for tag, expected in ((1, torch.arange(num) - previous), (0, torch.arange(num) + previous)):
+            received = torch.zeros(num, dtype=torch.int64)
+            group.recv(received, previous, tag=tag)
+            assert torch.equal(received, expected)
+        for handle in handles:
+            handle.wait(30.0)
+
+
+def test_large_messages(crew: Crew) -> None:
+    if len(crew.layout) > 1:  # type: ignore[attr-defined]
+        crew.run(check_large_messages)
 
 
 def check_no_growth(group: Group) -> tuple[int, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -12,8 +14,21 @@ import pytest
 import torch
 
 from paceline.collective import Group, Handle
-from paceline.errors import DeadlineExceeded, GroupAborted, GroupClosed, GroupError, PacelineError, PeerLost
+from paceline.collective.conveyor import Carried, Conveyor
+from paceline.errors import (
+    DeadlineExceeded,
+    GroupAborted,
+    GroupClosed,
+    GroupError,
+    PacelineError,
+    PeerLost,
+    ProtocolError,
+)
 from paceline.testing.crew import Crew, say
+from paceline.wire.connection import Connection
+from paceline.wire.deadline import Deadline
+from paceline.wire.frame import TensorSpec
+from paceline.wire.memory import Arena, SharedMemory
 
 
 def use_after_close(group: Group) -> None:
@@ -100,6 +115,42 @@ def test_the_first_message_to_a_dead_member_is_its_loss(layout: str, send: bool)
         crew.hear(1)
         crew.kill(1)
         assert crew.finish([0], timeout_s=10) == [1]
+
+
+def large_message_to_the_dead(group: Group, in_arena: bool) -> Any:
+    tensor = group.empty((1 << 24,)) if in_arena else torch.empty(1 << 24)
+    group.barrier()
+    say("ready")
+    if group.rank == 1:
+        time.sleep(60)
+    try:
+        group.send(tensor, 1)
+    except PeerLost as error:
+        return error.rank
+    return None
+
+
+@pytest.mark.parametrize("in_arena", [True, False])
+def test_who_dies_in_the_middle_of_a_large_message_is_lost(in_arena: bool) -> None:
+    """It has read nothing: the sender waits for its first signal, or for a bin to be emptied."""
+    with Crew(2) as crew:
+        crew.start(large_message_to_the_dead, in_arena)
+        crew.hear(0)
+        crew.hear(1)
+        time.sleep(0.2)
+        crew.kill(1)
+        assert crew.finish([0], timeout_s=10) == [1]
+
+
+def test_a_message_that_lies_where_there_is_no_memory_is_refused() -> None:
+    memory = SharedMemory.create(1 << 22)
+    ours, theirs = (Connection(one, peer="the other") for one in socket.socketpair())
+    with contextlib.closing(memory), contextlib.closing(ours), contextlib.closing(theirs):
+        conveyor = Conveyor(Arena(memory, 0), {1: memory})
+        for rank, offset in ((1, -1), (1, 1 << 40), (1, (1 << 22) - 3), (2, 0)):
+            carried = Carried(0, TensorSpec("uint8", (4,)), offset, True)
+            with pytest.raises(ProtocolError, match="has no memory"):
+                conveyor.receive(ours, carried, torch.zeros(4, dtype=torch.uint8), rank, Deadline(5.0, "a test"))
 
 
 def first_message_to_the_departed(group: Group, send: bool) -> Any:

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
+from paceline.collective.conveyor import Conveyor
 from paceline.collective.health import Health
 from paceline.collective.links import Links
 from paceline.collective.mailbox import Mailbox
@@ -173,7 +174,9 @@ class _Former:
                     self._hand_over(rank, watch, memory, inboxes)
                 neighbours.append(self._meet(rank, watch, inboxes))
         self._finish_touching()
-        local = Neighbourhood(self.health, memory, [neighbour for neighbour in neighbours if neighbour is not None])
+        near = [neighbour for neighbour in neighbours if neighbour is not None]
+        arena = Arena(memory, FIXED_BYTES)
+        conveyor = Conveyor(arena, {neighbour.rank: neighbour.memory for neighbour in near})
         return Parts(
             name=self._name,
             endpoint=self._endpoint,
@@ -181,10 +184,10 @@ class _Former:
             rank=self._rank,
             health=self.health,
             memory=memory,
-            arena=Arena(memory, FIXED_BYTES),
-            local=local,
+            arena=arena,
+            local=Neighbourhood(self.health, memory, near),
             links=Links(self.health, self._connect),
-            mailbox=Mailbox(self.health, self._connect),
+            mailbox=Mailbox(self.health, self._connect, conveyor),
         )
 
     def _finish_touching(self) -> None:

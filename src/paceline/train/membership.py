@@ -47,6 +47,7 @@ from paceline.errors import GroupError, Mismatch, PacelineError, PeerLost, WireE
 from paceline.train import transfer
 from paceline.train.errors import Evicted, Orphaned, Refused, RunFailed
 from paceline.train.groups import Groups
+from paceline.train.staging import Staging
 from paceline.train.watchdog import Standing
 
 logger = logging.getLogger("paceline.train")
@@ -137,6 +138,7 @@ class Membership:
         self._gift: Any = None
         self._has_state = False  # as of what the training thread has done
         self._givers: list[threading.Thread] = []
+        self._staging = Staging(0)
         self.operation = 0  # the last one that was tried, for errors
         self._since = 0.0
 
@@ -144,6 +146,10 @@ class Membership:
         self._client = client
         self._groups = groups
         self._ledger = ledger
+
+    def expect_state(self, num_bytes: int) -> None:
+        """Have memory ready for a state of about this size, unless it is founded here."""
+        self._staging = Staging(num_bytes)
 
     def act(self, action: Action) -> None:
         """What the machine wants done; from any thread."""
@@ -239,6 +245,7 @@ class Membership:
             self._look_after()
             return None
         if isinstance(action, Found):
+            self._staging.release()
             self._ledger.found(action.base)
             self._has_state = True
         elif isinstance(action, Give):
@@ -295,7 +302,7 @@ class Membership:
             return None
         self._groups.enter(plan.generation)
         try:
-            self._gift = transfer.receive(group, plan.rank_of(action.source))
+            self._gift = transfer.receive(group, plan.rank_of(action.source), self._staging)
         except (GroupError, WireError) as error:
             suspects = (error.member,) if isinstance(error, PeerLost) else ()
             self._client.post(Broke(plan.generation, suspects))
@@ -331,6 +338,7 @@ class Membership:
         raise errors.get(action.verdict, Evicted)(action.reason)
 
     def close(self) -> None:
+        self._staging.release()
         for giver in self._givers:
             giver.join(5.0)
 

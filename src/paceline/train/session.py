@@ -415,6 +415,8 @@ class Session:
             joined.groups.reserve_bytes = sum(one.numel() * one.dtype.itemsize for one in parameters)
             self._endings.watch()
             introduction = joining.introduce(joined, self._facts, self._model)
+            if self._ticket is not None:
+                joined.membership.expect_state(self._ledger.training.expected_bytes())
             joined.client.post(Ready(introduction, base))
         return self._joined
 

@@ -43,6 +43,12 @@ class TrainingState:
         }
         return {"model": model, "optimizers": [optimizer.state_dict()["state"] for optimizer in self._optimizers]}
 
+    def expected_bytes(self) -> int:
+        """About how large the state is, before there is one: an optimizer like Adam keeps two values a parameter."""
+        weights = sum(value.nbytes for value in self._model.state_dict().values() if isinstance(value, torch.Tensor))
+        trained = sum(parameter.nbytes for parameter in self._model.parameters() if parameter.requires_grad)
+        return weights + 2 * trained + (1 << 20)
+
     def of_body(self) -> dict[str, Any]:
         return {
             "groups": [optimizer.state_dict()["param_groups"] for optimizer in self._optimizers],

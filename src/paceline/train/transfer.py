@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from paceline.checkpoint import room, tree
+from paceline.checkpoint import tree
 from paceline.collective import Group
 from paceline.errors import ProtocolError
+from paceline.train.staging import Staging
 from paceline.wire.dtypes import DTYPES, name_of, raw_bytes
 
 _TAG = 1
@@ -69,7 +70,7 @@ def send(group: Group, rank: int, parcel: Parcel) -> None:
             group.send(_as_bytes(tensor), rank, tag=_TAG)
 
 
-def receive(group: Group, rank: int) -> Any:
+def receive(group: Group, rank: int, staging: Staging) -> Any:
     """The tree that a member sends, in memory of its own. `ProtocolError` if it is not intact."""
     length = torch.zeros(1, dtype=torch.int64)
     group.recv(length, rank, tag=_TAG)
@@ -81,9 +82,7 @@ def receive(group: Group, rank: int) -> Any:
     try:
         described = msgspec.json.decode(bytes(raw_bytes(text)), type=_Description)
         form = [(DTYPES[part.dtype], part.shape) for part in described.parts]
-        area = room.fresh_area(max(room.bytes_for(form), 1))
-        tensors = room.cut(torch.frombuffer(area, dtype=torch.uint8), form)
-        flat = {part.name: tensor for part, tensor in zip(described.parts, tensors, strict=True)}
+        flat = dict(zip([part.name for part in described.parts], staging.take(form), strict=True))
         document = msgspec.json.decode(described.document)
     except (msgspec.DecodeError, KeyError, ValueError, RuntimeError, OSError) as error:
         raise ProtocolError(f"a description from rank {rank} that cannot be read: {error}") from error

@@ -119,7 +119,7 @@ def decode_header(header: bytes | bytearray | memoryview, payload_bytes: int, li
     if len(decoded.tensors) > limits.num_tensors:
         raise ProtocolError(f"{len(decoded.tensors)} tensors in one frame are over the limit of {limits.num_tensors}")
     for spec in decoded.tensors:
-        _check_spec(spec)
+        check_spec(spec)
     if decoded.tensors and sum(spec.num_bytes() for spec in decoded.tensors) != payload_bytes:
         raise ProtocolError(
             f"the tensors of a {decoded.kind!r} frame do not add up to its payload of {payload_bytes} bytes"
@@ -127,7 +127,8 @@ def decode_header(header: bytes | bytearray | memoryview, payload_bytes: int, li
     return decoded
 
 
-def _check_spec(spec: TensorSpec) -> None:
+def check_spec(spec: TensorSpec) -> None:
+    """`ProtocolError` for what cannot be a tensor; before memory is taken for it."""
     if spec.dtype not in SIZES:
         raise ProtocolError(f"a tensor of unknown type {spec.dtype!r}")
     if len(spec.shape) > MAX_DIMENSIONS:
