@@ -101,10 +101,17 @@ def assemble(
     witness: Health | None = None,
     cancellation: Cancellation | None = None,
     reserve_bytes: int = 0,
+    memory: SharedMemory | None = None,
 ) -> Parts:
-    """Connect to all others. The `witness` is the health of an older group that knows some of them."""
-    check_cards(endpoint, cards, rank)
-    former = _Former(endpoint, tuple(cards), rank, name, deadline, witness, reserve_bytes)
+    """Connect to all others. The `witness` is the health of an older group that knows some of them. `memory` from a
+    `SpareMemory` belongs to the group from here on."""
+    try:
+        check_cards(endpoint, cards, rank)
+    except ValueError:
+        if memory is not None:
+            memory.close()
+        raise
+    former = _Former(endpoint, tuple(cards), rank, name, deadline, witness, reserve_bytes, memory)
     try:
         if cancellation is not None:
             cancellation.watch(former.health)
@@ -134,6 +141,7 @@ class _Former:
         deadline: Deadline,
         witness: Health | None,
         reserve_bytes: int,
+        memory: SharedMemory | None,
     ) -> None:
         self._endpoint = endpoint
         self._cards = cards
@@ -147,13 +155,14 @@ class _Former:
         self._coming: dict[int, Expectation] = {}
         self._met = {rank}
         self._reserve_bytes = reserve_bytes
+        self._ready_memory = memory
         self._toucher: threading.Thread | None = None
         endpoint.open_room(self._room)
 
     def assemble(self) -> Parts:
-        memory = SharedMemory.create(FIXED_BYTES + total_bytes())
+        memory = self._ready_memory or SharedMemory.create(FIXED_BYTES + total_bytes())
         self._owned.append(memory)
-        if self._reserve_bytes:  # while others are waited for
+        if self._ready_memory is None and self._reserve_bytes:  # while others are waited for
             arguments = (memory, FIXED_BYTES, self._reserve_bytes)
             self._toucher = threading.Thread(target=touch, args=arguments, name="paceline-touch", daemon=True)
             self._toucher.start()

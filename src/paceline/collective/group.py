@@ -47,6 +47,7 @@ from paceline.wire.card import Card
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import name_of
 from paceline.wire.endpoint import Endpoint
+from paceline.wire.memory import SharedMemory
 
 DEFAULT_TIMEOUT_S = 300.0
 FORMING_S = 60.0
@@ -99,6 +100,7 @@ class Group:
         after: Group | None = None,
         cancellation: Cancellation | None = None,
         reserve_bytes: int = 0,
+        memory: SharedMemory | None = None,
     ) -> Group:
         """Form a group with the members that the cards name, in that order; all of them call this with the same cards
         and name.
@@ -106,10 +108,10 @@ class Group:
         Without a `model` the links are probed for at most a second. An `ephemeral` endpoint is closed with its last
         group. A group that this one comes `after` tells of members that die before they have come here. With a
         `cancellation`, another thread can end the forming: `GroupAborted`. `reserve_bytes` for tensors from `empty` are
-        made ready meanwhile."""
+        made ready meanwhile, or were before, in `memory` that a `SpareMemory` gave."""
         deadline = Deadline(forming_s, f"forming group {name}")
         witness = after._health if after is not None else None
-        parts = assemble(endpoint, cards, rank, name, deadline, witness, cancellation, reserve_bytes)
+        parts = assemble(endpoint, cards, rank, name, deadline, witness, cancellation, reserve_bytes, memory)
         group = cls(parts, timeout_s=timeout_s, ephemeral=ephemeral)
         try:
             group.barrier(timeout_s=max(0.001, deadline.remaining_s()))

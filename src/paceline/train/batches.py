@@ -22,6 +22,11 @@ class Batch(NamedTuple):
     samples: int
     total: int
 
+    @property
+    def generation(self) -> int:
+        """Of the plan that it is a part for."""
+        return self.work.tag[0]
+
 
 class Batches:
     """`min_share` keeps workers from getting a single sample where the model cannot take one."""

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from paceline.collective import Group
 from paceline.collective.choice import CostModel
 from paceline.collective.forming import Cancellation
+from paceline.collective.spare import SpareMemory
 from paceline.control.member_events import Event, Formed, Unformed
-from paceline.control.messages import Plan
+from paceline.control.messages import Plan, Start
 from paceline.errors import PacelineError, PeerLost
 from paceline.wire.endpoint import Endpoint
 
@@ -43,6 +44,7 @@ class Groups:
         self._threads: list[threading.Thread] = []
         self._undertaker: threading.Thread | None = None
         self._closed = False
+        self._spare = SpareMemory()
 
     def form(self, plan: Plan) -> None:
         """Form the group of a plan in the background. A member alone needs none."""
@@ -75,6 +77,8 @@ class Groups:
                 after=after,
                 cancellation=cancellation,
                 reserve_bytes=self.reserve_bytes,
+                # Nobody waits for a group that is switched to: it is formed beside the work.
+                memory=self._spare.take() if plan.start is Start.RECOVER else None,
             )
         except Exception as error:
             if not isinstance(error, PacelineError):
@@ -91,6 +95,7 @@ class Groups:
                 self._model = group.model
         if is_wanted:
             self._post(Formed(plan.generation))
+            self._spare.prepare(self.reserve_bytes)
         else:
             group.close()
 
@@ -152,6 +157,7 @@ class Groups:
             threads = [*self._threads, *([self._undertaker] if self._undertaker else [])]
         for thread in threads:
             thread.join(FORMING_S)
+        self._spare.close()
 
 
 def _quietly(end: Callable[..., None], *arguments: str) -> None:

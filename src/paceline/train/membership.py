@@ -41,7 +41,7 @@ from paceline.control.member_events import (
     Take,
     Work,
 )
-from paceline.control.messages import Phase, Plan, Verdict
+from paceline.control.messages import Phase, Plan, Start, Verdict
 from paceline.control.progress import ProgressKeeper
 from paceline.errors import GroupError, Mismatch, PacelineError, PeerLost, WireError
 from paceline.train import transfer
@@ -155,6 +155,7 @@ class Membership:
         """What the machine wants done; from any thread."""
         if isinstance(action, Form):
             self._groups.form(action.plan)
+            self._queue.put(action)
         elif isinstance(action, Drop):
             self._groups.drop(action.below)
         elif not isinstance(action, Apply):  # what was applied is read from the machine by who posted the event
@@ -193,13 +194,18 @@ class Membership:
             self._next_action(_BRIEFLY_S)
         return plan
 
-    def operate(self, kind: Kind, attempt: Callable[[Place], Outcome]) -> Any:
-        """Do an operation until it counts."""
+    def operate(
+        self, kind: Kind, attempt: Callable[[Place], Outcome], prepare: Callable[[Plan], None] | None = None
+    ) -> Any:
+        """Do an operation until it counts. Where it has to be tried again, `prepare` is called while the group of the
+        next plan forms."""
         self._client.post(Begin(kind))
         while True:
             action = self._next_action(_LOOK_S)
             if isinstance(action, _Caught):
                 return action.outcome
+            if isinstance(action, Form) and prepare is not None and self._is_next_in(action.plan):
+                prepare(action.plan)
             if not isinstance(action, Work):
                 continue
             outcome = self._try(action, attempt)
@@ -209,6 +215,14 @@ class Membership:
             self._client.post(event)
             if self._client.look(lambda machine: machine.applied) == action.operation:
                 return outcome.commit()
+
+    def _is_next_in(self, plan: Plan) -> bool:
+        """Whether this member will go on in a plan where it stands."""
+
+        def question(machine: Member) -> bool:
+            return plan.start is Start.RECOVER and machine.plan is plan and machine.applied == plan.base
+
+        return self._client.look(question)
 
     def _try(self, work: Work, attempt: Callable[[Place], Outcome]) -> Outcome | None:
         plan = work.plan

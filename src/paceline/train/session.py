@@ -113,6 +113,7 @@ class Session:
         self._endings = Endings(self)
         self._bound = (-1, -1)  # the generation and the swap that the strategy is bound to
         self._given: Batch | None = None
+        self._prepared: Batch | None = None
         self._stopping_agreed = False
         self._validation = ValidationData(seed, loader)
         self._first_epoch = 0
@@ -211,17 +212,23 @@ class Session:
                 "step was called with another batch than the one that the epoch gave last; call it once for each "
                 "batch, and change batches in loss_fn or collate_fn, where it can be done again"
             )
-        self._given = None
+        self._given = self._prepared = None
         began = time.monotonic()
-        loss: float = self._operate(Kind.STEP, lambda place: self._attempt_step(place, loss_fn, given, began))
+        loss: float = self._operate(
+            Kind.STEP, lambda place: self._attempt_step(place, loss_fn, given, began), self._prepare_step
+        )
         return loss
+
+    def _prepare_step(self, plan: Plan) -> None:
+        """The step will be done again with whoever is left: this worker's new part of the batch."""
+        self._prepared = self._batches.fetch(plan, plan.rank_of(self._join().member), self._ledger.book.cursor)
 
     def _attempt_step(self, place: Place, loss_fn: Callable[..., Any], given: Batch, began: float) -> Outcome:
         self._bind(place)
         self._ledger.save_if_due(place)
-        batch = given
-        if given.work.tag[0] != place.plan.generation:
-            batch = self._batches.fetch(place.plan, place.rank, self._ledger.book.cursor)
+        ready = (one for one in (given, self._prepared) if one is not None and one.generation == place.plan.generation)
+        batch = next(ready, None) or self._batches.fetch(place.plan, place.rank, self._ledger.book.cursor)
+        self._prepared = None
         contribution = self._strategy.compute(
             loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._ledger.book.steps + 1
         )
@@ -331,7 +338,9 @@ class Session:
         if self._closed:
             raise RuntimeError("this session is closed; a training that goes on needs a new one")
 
-    def _operate(self, kind: Kind, attempt: Callable[[Place], Outcome]) -> Any:
+    def _operate(
+        self, kind: Kind, attempt: Callable[[Place], Outcome], prepare: Callable[[Plan], None] | None = None
+    ) -> Any:
         self._check_open()
         self._seat()
         joined = self._join()
@@ -341,7 +350,7 @@ class Session:
             return attempt(place) if place.kind is kind else self._attempt_end(place)
 
         try:
-            outcome = joined.membership.operate(kind, either)
+            outcome = joined.membership.operate(kind, either, prepare)
         except Released as released:
             self._go(released)
         except Evicted as evicted:
