@@ -69,20 +69,22 @@ class GroupError(PacelineError):
 
 
 class PeerLost(GroupError):
-    """A member died or became unreachable. `member` is its id, `rank` its rank in the group that was lost."""
+    """A member died or became unreachable. `member` is its id, `rank` its rank in the group that was lost; `died` says
+    that the kernel has seen its end."""
 
-    def __init__(self, message: str, *, member: str, rank: int) -> None:
+    def __init__(self, message: str, *, member: str, rank: int, died: bool = False) -> None:
         super().__init__(message)
         self.member = member
         self.rank = rank
+        self.died = died
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _lost_again, (str(self), self.member, self.rank)
+        return _lost_again, (str(self), self.member, self.rank, self.died)
 
 
-def _lost_again(message: str, member: str, rank: int) -> PeerLost:
+def _lost_again(message: str, member: str, rank: int, died: bool) -> PeerLost:
     """Unpickles a `PeerLost`, whose arguments have names."""
-    return PeerLost(message, member=member, rank=rank)
+    return PeerLost(message, member=member, rank=rank, died=died)
 
 
 class Mismatch(GroupError):

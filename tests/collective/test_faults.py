@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import queue
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from paceline.collective import Group
-from paceline.collective.neighbourhood import FIXED_BYTES
+from paceline.collective.neighbourhood import FIXED_BYTES, LIFELINES_AT
 from paceline.errors import DeadlineExceeded, GroupAborted, GroupClosed, GroupError, PeerLost
 from paceline.testing.crew import Crew, say
 
@@ -308,8 +309,31 @@ def test_the_next_group_forms_in_the_background_while_this_one_works() -> None:
         assert crew.run(regroup_many_times) == [4, 4, 2]
 
 
+def hear_of_a_death(group: Group) -> Any:
+    """Rank 0 is in no operation of the group when rank 1 dies."""
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    group.on_death = heard.put
+    group.barrier()
+    say("ready")
+    if group.rank == 1:
+        time.sleep(60)
+    member = heard.get(timeout=10)
+    with pytest.raises(PeerLost) as caught:
+        group.barrier()
+    return member == group.cards[1].member, caught.value.rank, caught.value.died
+
+
+def test_a_death_is_told_to_neighbours_that_wait_for_nothing() -> None:
+    with Crew(2) as crew:
+        crew.start(hear_of_a_death)
+        crew.hear(0)
+        crew.hear(1)
+        crew.kill(1)
+        assert crew.finish([0], timeout_s=20) == [(True, 1, True)]
+
+
 def late_waker(group: Group, permission: Path) -> str:
-    """Rank 2: stands still with the old group's memory mapped, and writes to all of it when it wakes."""
+    """Rank 2: stands still with the old group's memory mapped, and writes to all slots and tensors when it wakes."""
     tensors = [group.empty((1 << 20,)).fill_(1.0)]
     group.all_reduce(tensors[0])
     memories = dict(group._parts.local.memories)
@@ -317,7 +341,8 @@ def late_waker(group: Group, permission: Path) -> str:
     while not permission.exists():  # the test stops this process here, and gives permission while it stands still
         time.sleep(0.01)
     for memory in memories.values():
-        memory.bytes[: FIXED_BYTES + (4 << 20)].fill_(7)
+        memory.bytes[:LIFELINES_AT].fill_(7)
+        memory.bytes[FIXED_BYTES : FIXED_BYTES + (4 << 20)].fill_(7)
     return "wrote"
 
 

@@ -78,6 +78,14 @@ def test_a_member_that_is_suspected_and_disconnected_is_dead(table: Table) -> No
     assert table.fate_of("B") is Fate.DEAD
 
 
+def test_who_was_seen_to_die_is_dead_though_its_connection_stands(table: Table) -> None:
+    table.report("A", phase=Phase.ACTIVE, plan=1, fenced=2, applied=5, broken=1, suspects=("B",), dead=("B",))
+    assert table.fate_of("B") is Fate.DEAD
+    plan = table.machine.standing.current
+    assert plan is not None
+    assert plan.members == ("A",)
+
+
 def join(table: Table, *newcomers: str) -> dict[str, Any]:
     """Newcomers get a plan of their own; what one says when its group could not be formed."""
     for member in newcomers:

@@ -24,7 +24,7 @@ from paceline.collective.conveyor import Conveyor
 from paceline.collective.health import Health
 from paceline.collective.links import Links
 from paceline.collective.mailbox import Mailbox
-from paceline.collective.neighbourhood import FIXED_BYTES, Neighbour, Neighbourhood, check_size
+from paceline.collective.neighbourhood import FIXED_BYTES, Neighbour, Neighbourhood, check_size, hold_lifelines
 from paceline.errors import AddressError, ConnectionLost, HandshakeRefused
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
@@ -34,6 +34,7 @@ from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Endpoint, Expectation
 from paceline.wire.handover import receive_descriptors, send_descriptors
 from paceline.wire.handshake import Visitor
+from paceline.wire.lifeline import LifelineHolder
 from paceline.wire.memory import Arena, SharedMemory, total_bytes, touch
 from paceline.wire.waiting import PLAIN, READ, Waiter, Wanted, is_ready
 
@@ -156,12 +157,14 @@ class _Former:
         self._met = {rank}
         self._reserve_bytes = reserve_bytes
         self._ready_memory = memory
+        self._holder: LifelineHolder | None = None
         self._toucher: threading.Thread | None = None
         endpoint.open_room(self._room)
 
     def assemble(self) -> Parts:
         memory = self._ready_memory or SharedMemory.create(FIXED_BYTES + total_bytes())
         self._owned.append(memory)
+        self._holder = hold_lifelines(memory, sum(self._is_neighbour(rank) for rank in range(len(self._cards))) + 1)
         if self._ready_memory is None and self._reserve_bytes:  # while others are waited for
             arguments = (memory, FIXED_BYTES, self._reserve_bytes)
             self._toucher = threading.Thread(target=touch, args=arguments, name="paceline-touch", daemon=True)
@@ -194,7 +197,7 @@ class _Former:
             health=self.health,
             memory=memory,
             arena=arena,
-            local=Neighbourhood(self.health, memory, near),
+            local=Neighbourhood(self.health, memory, near, self._holder),
             links=Links(self.health, self._connect),
             mailbox=Mailbox(self.health, self._connect, conveyor),
         )
@@ -314,6 +317,8 @@ class _Former:
         self._endpoint.close_room(self._room)
         for expectation in self._coming.values():
             expectation.close()
+        if self._holder is not None:
+            self._holder.close()
         for owned in self._owned:
             owned.close()
         self.health.release()

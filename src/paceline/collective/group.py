@@ -82,6 +82,9 @@ class Group:
         }
         if on_one_host:
             self._algorithms["direct"] = Direct(parts.local, parts.arena).all_reduce
+        # Called with the id of a member on this host that died, on a thread of its own.
+        self.on_death: Callable[[str], None] | None = None
+        parts.local.watch_lifelines(self._lose)
         self._num_followers: Counter[str] = Counter()
         self._reducers: dict[tuple[Any, ...], tuple[Reduction, AllReduce]] = {}
 
@@ -432,6 +435,10 @@ class Group:
     def __repr__(self) -> str:
         state = "" if self._health.failure is None else f", ended: {self._health.failure.text}"
         return f"Group({self.name!r}, rank {self.rank} of {self.size} on {len(self.hosts)} host(s){state})"
+
+    def _lose(self, rank: int) -> None:
+        if self._health.died(rank) and self.on_death is not None:
+            self.on_death(self.cards[rank].member)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

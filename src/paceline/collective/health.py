@@ -44,16 +44,18 @@ PUT_OFF_MS = 100
 ROLL_CALL_MS = 250
 REMEMBERED = 64
 MAX_REASON = 4096
+DIED = "died"
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
     """Why a group ended; one of "lost", "mismatch", "aborted", "closed". `rank` is who was lost, or who says so;
-    `number` the operation in which whoever says so was."""
+    `number` the operation in which whoever says so was; `died` that the kernel has seen the end of who was lost."""
 
     kind: str
     text: str
     rank: int
     number: int = 0
+    died: bool = False
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
@@ -132,12 +134,12 @@ class Health:
 
     # -- failing -----------------------------------------------------------------------------------------------------
 
-    def fail(self, kind: str, text: str, rank: int, *, tell: bool = True) -> None:
+    def fail(self, kind: str, text: str, rank: int, *, tell: bool = True, died: bool = False) -> None:
         """End the group here, unless it has ended already, and tell the others."""
         with self._lock:
             if self.failure is not None:
                 return
-            self.failure = Failure(kind, text[:MAX_REASON], rank, self._last)
+            self.failure = Failure(kind, text[:MAX_REASON], rank, self._last, died)
             if self._alarm.number >= 0:
                 os.eventfd_write(self._alarm.number, 1)
             if tell:
@@ -149,14 +151,28 @@ class Health:
         assert failure is not None
         text = f"{operation} in group {self.name}: {failure.text}"
         if failure.kind == "lost":
-            return PeerLost(text, member=self.cards[failure.rank].member, rank=failure.rank)
+            return PeerLost(text, member=self.cards[failure.rank].member, rank=failure.rank, died=failure.died)
         kinds: dict[str, type[GroupError]] = {"mismatch": Mismatch, "closed": GroupClosed}
         return kinds.get(failure.kind, GroupAborted)(text)
 
     def lost(self, rank: int, how: str) -> None:
         """A member is gone without a word of its own."""
         if not self._fail_as_learned():
-            self.fail("lost", f"{self.describe(rank)} {how}; form a new group over the members that are left", rank)
+            text = f"{self.describe(rank)} {how}; form a new group over the members that are left"
+            self.fail("lost", text, rank, died=how == DIED)
+
+    def died(self, rank: int) -> bool:
+        """The kernel says that a neighbour's process ends, though its connections may still stand. Whether that is what
+        ends the group."""
+        with self._lock:
+            peer = self._peers.get(rank)
+            if peer is None or self.failure is not None:
+                return False
+            with contextlib.suppress(WireError):
+                self._read_notes(rank, peer)  # it may have left in order before
+            if not peer.departed:
+                self.lost(rank, DIED)
+            return self.failure is not None and self.failure.died
 
     def gone(self, rank: int, how: str, operation: str) -> GroupError:
         """A member is needed but went away: it left, or a connection to it broke. It may have gone because of
@@ -172,7 +188,7 @@ class Health:
         """Let a failure that was put off take effect."""
         if self._later is None:
             return False
-        self.fail(self._later.kind, self._later.text, self._later.rank, tell=False)
+        self.fail(self._later.kind, self._later.text, self._later.rank, tell=False, died=self._later.died)
         return True
 
     # -- comparing ---------------------------------------------------------------------------------------------------
@@ -294,8 +310,8 @@ class Health:
         try:
             self._read_notes(rank, peer)
         except WireError as error:
-            return "died" if died else f"was lost ({error})"
-        return "died" if died else None
+            return DIED if died else f"was lost ({error})"
+        return DIED if died else None
 
     def _read_notes(self, rank: int, peer: _Peer) -> None:
         while (
@@ -321,7 +337,7 @@ class Health:
             if not self._busy:  # it ended just now, and `leave` has not seen the note
                 self._fail_as_learned()
         else:
-            self.fail(note.kind, note.text, note.rank, tell=False)
+            self.fail(note.kind, note.text, note.rank, tell=False, died=note.died)
 
     def _depart(self, peer: _Peer) -> None:
         for descriptor in peer.descriptors():

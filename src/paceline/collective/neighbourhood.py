@@ -12,11 +12,12 @@ The first round of an operation carries its header: where the tensor lies if it 
 number and its signature. All neighbours compare it with theirs before they use any data.
 
 Only data moves by memory, never a signal: signals are eventfds, so every wait is also a wait for the death of the
-others.
+others. Of that the locks that a member holds in its memory, one for each neighbour, tell first (`wire.lifeline`).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from paceline.collective.health import Health
 from paceline.collective.signature import decode
 from paceline.errors import ProtocolError
 from paceline.wire.descriptors import Fd
+from paceline.wire.lifeline import LOCK_BYTES, LifelineHolder, LifelineWatcher
 from paceline.wire.memory import SharedMemory
 from paceline.wire.waiting import READ
 
@@ -37,11 +39,13 @@ SLOT_BYTES = 2 << 20
 MIN_CHUNK_BYTES = 256 * 1024
 CHUNK_BYTES = 512 * 1024  # of a slot, where members have a core each: stays in the nearer caches
 STRIDE_BYTES = HEADER_BYTES + SLOT_BYTES
-FIXED_BYTES = NUM_SLOTS * STRIDE_BYTES
 _OPENING = struct.Struct("<Qq")  # the operation's number, and where the tensor lies
 COUNTS_AT = HEADER_BYTES // 2
 MAX_SIGNATURE_BYTES = COUNTS_AT - _OPENING.size - 1
 MAX_NEIGHBOURS = (HEADER_BYTES - COUNTS_AT) // 16
+LIFELINES_AT = NUM_SLOTS * STRIDE_BYTES
+FIXED_BYTES = LIFELINES_AT + MAX_NEIGHBOURS * LOCK_BYTES
+MAX_WATCHED = 16  # members on a host: each has a thread for each other
 
 # One failed read of a signal costs about a microsecond: this is how long a wait spins before it sleeps. Now and then
 # it offers its core, for the case that the scheduler has put the one it waits for on the same.
@@ -69,7 +73,9 @@ class Neighbour:
 class Neighbourhood:
     """`neighbours` are the other members of this host; `ranks` all of them with this one, in order."""
 
-    def __init__(self, health: Health, memory: SharedMemory, neighbours: Sequence[Neighbour]) -> None:
+    def __init__(
+        self, health: Health, memory: SharedMemory, neighbours: Sequence[Neighbour], holder: LifelineHolder
+    ) -> None:
         self.health = health
         self.memory = memory
         self.neighbours = sorted(neighbours, key=lambda neighbour: neighbour.rank)
@@ -77,6 +83,8 @@ class Neighbourhood:
         self.index = self.ranks.index(health.rank)
         self.memories = {neighbour.rank: neighbour.memory for neighbour in neighbours} | {health.rank: memory}
         self._signals = [neighbour.outgoing for neighbour in self.neighbours]
+        self._holder = holder
+        self._watchers: list[LifelineWatcher] = []
         self._round = 0
         self._slots: dict[torch.dtype, list[list[torch.Tensor]]] = {}
         cores = {core for rank in self.ranks for core in health.cards[rank].cores}
@@ -210,10 +218,29 @@ class Neighbourhood:
             self._slots[dtype] = found
         return found
 
+    def watch_lifelines(self, on_death: Callable[[int], None]) -> None:
+        """Wait, on threads beside, for the death of a neighbour; it is called with the rank."""
+        if len(self.ranks) > MAX_WATCHED:
+            return
+        for neighbour in self.neighbours:
+            address = neighbour.memory.address + LIFELINES_AT + self.index * LOCK_BYTES
+            self._watchers.append(
+                LifelineWatcher(address, neighbour.memory.buffer, functools.partial(on_death, neighbour.rank))
+            )
+
     def close(self) -> None:
+        for watcher in self._watchers:
+            watcher.close()
+        self._holder.close()
         for neighbour in self.neighbours:
             neighbour.close()
         self.memory.close()
+
+
+def hold_lifelines(memory: SharedMemory, num_local: int) -> LifelineHolder:
+    """A lock for each member of this host, in this member's memory; before anybody else has that."""
+    count = num_local if 1 < num_local <= MAX_WATCHED else 0
+    return LifelineHolder(memory.address + LIFELINES_AT, count, memory.buffer)
 
 
 def nothing(_: int, __: int) -> None:

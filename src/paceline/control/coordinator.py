@@ -183,6 +183,8 @@ class Coordinator:
                 self._end(record, Fate.FAILED, record.report.cause)
             elif exited is not None:
                 self._end(record, Fate.DEAD, f"process {record.introduction.pid} {exited}")
+            elif any(record.member in other.report.dead for other in self.alive if other is not record):
+                self._end(record, Fate.DEAD, f"process {record.introduction.pid} ended, as another on its host saw")
             elif not record.connected and self._is_suspected(record):
                 self._end(record, Fate.DEAD, "its connections broke, here and to another member")
         silent = [record for record in self.alive if self._is_silent(record)]

@@ -67,6 +67,7 @@ class Member:
         self._formed: set[int] = set()
         self._broken = 0
         self._suspects: tuple[str, ...] = ()
+        self._dead: tuple[str, ...] = ()
         self._told = 0  # the newest plan heard of
         self._offered: Plan | None = None  # what this member's slot named in the operation under way
         self.agreed: Plan | None = None  # what all slots named: it starts at the next clean point
@@ -108,6 +109,7 @@ class Member:
             generation=self.generation,
             broken=self._broken,
             suspects=self._suspects,
+            dead=self._dead,
             fenced=self.fenced,
             applied=self.applied,
             checkpoint=self.checkpoint,
@@ -251,17 +253,20 @@ class Member:
 
     def _on_unformed(self, event: Unformed) -> None:
         if event.generation >= self.fenced and event.generation == self._told:
-            self._report_broken(event.generation, event.suspects)
+            self._report_broken(event)
 
     def _on_broke(self, event: Broke) -> None:
-        if self.plan is not None and event.generation == self.plan.generation:
-            self._report_broken(event.generation, event.suspects)
+        if event.generation in (self.generation, self.next.generation if self.next else 0):
+            self._report_broken(event)
 
-    def _report_broken(self, generation: int, suspects: tuple[str, ...]) -> None:
+    def _report_broken(self, event: Broke | Unformed) -> None:
         """Nothing more will be applied in that generation, so the promise can be given at once, unless this member
         still works in an older one that may be good."""
+        generation = event.generation
         self._broken = max(self._broken, generation)
-        self._suspects = suspects
+        self._suspects = event.suspects
+        if event.died:
+            self._dead = event.suspects
         if self.plan is None or self.plan.generation == generation:
             self._promise(generation + 1)
         elif self.next is not None and self.next.generation == generation:

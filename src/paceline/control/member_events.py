@@ -56,6 +56,7 @@ class Broke(NamedTuple):
 
     generation: int
     suspects: tuple[str, ...] = ()
+    died: bool = False
 
 
 class Formed(NamedTuple):
@@ -67,6 +68,7 @@ class Unformed(NamedTuple):
 
     generation: int
     suspects: tuple[str, ...] = ()
+    died: bool = False
 
 
 class Staged(NamedTuple):

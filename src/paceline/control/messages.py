@@ -82,8 +82,8 @@ class Report(msgspec.Struct, frozen=True):
 
     `plan` is the newest generation it has been told of, `formed` the newest whose group it has formed, `generation` the
     one it works in, `broken` the newest that cannot work, as far as it knows, because of `suspects`. `fenced` is its
-    promise: it applies nothing more of a generation below. `checkpoint` is the newest operation that it could found the
-    run from."""
+    promise: it applies nothing more of a generation below. `dead` are members whose end the kernel told it of.
+    `checkpoint` is the newest operation that it could found the run from."""
 
     member: str
     number: int
@@ -94,6 +94,7 @@ class Report(msgspec.Struct, frozen=True):
     generation: int = 0
     broken: int = 0
     suspects: tuple[str, ...] = ()
+    dead: tuple[str, ...] = ()
     fenced: int = 0
     applied: int = NOTHING
     checkpoint: int = NOTHING

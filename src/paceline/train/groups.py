@@ -15,7 +15,7 @@ from paceline.collective import Group
 from paceline.collective.choice import CostModel
 from paceline.collective.forming import Cancellation
 from paceline.collective.spare import SpareMemory
-from paceline.control.member_events import Event, Formed, Unformed
+from paceline.control.member_events import Broke, Event, Formed, Unformed
 from paceline.control.messages import Plan, Start
 from paceline.errors import PacelineError, PeerLost
 from paceline.wire.endpoint import Endpoint
@@ -83,10 +83,9 @@ class Groups:
         except Exception as error:
             if not isinstance(error, PacelineError):
                 logger.exception("the group of generation %d could not be formed", plan.generation)
-            suspects = (error.member,) if isinstance(error, PeerLost) else ()
             with self._changed:
                 self._forming.pop(plan.generation, None)
-            self._post(Unformed(plan.generation, suspects))
+            self._post(Unformed(plan.generation, *blamed(error)))
             return
         with self._changed:
             is_wanted = self._forming.pop(plan.generation, None) is not None and not self._closed
@@ -94,6 +93,8 @@ class Groups:
                 self._formed[plan.generation] = group
                 self._model = group.model
         if is_wanted:
+            # Also in the middle of a computation, and however long it takes.
+            group.on_death = lambda member: self._post(Broke(plan.generation, (member,), died=True))
             self._post(Formed(plan.generation))
             self._spare.prepare(self.reserve_bytes)
         else:
@@ -158,6 +159,11 @@ class Groups:
         for thread in threads:
             thread.join(FORMING_S)
         self._spare.close()
+
+
+def blamed(error: Exception) -> tuple[tuple[str, ...], bool]:
+    """Who is suspected to be the cause of an error, and whether its death is certain."""
+    return ((error.member,), error.died) if isinstance(error, PeerLost) else ((), False)
 
 
 def _quietly(end: Callable[..., None], *arguments: str) -> None:

@@ -43,10 +43,10 @@ from paceline.control.member_events import (
 )
 from paceline.control.messages import Phase, Plan, Start, Verdict
 from paceline.control.progress import ProgressKeeper
-from paceline.errors import GroupError, Mismatch, PacelineError, PeerLost, WireError
+from paceline.errors import GroupError, Mismatch, PacelineError, WireError
 from paceline.train import transfer
 from paceline.train.errors import Evicted, Orphaned, Refused, RunFailed
-from paceline.train.groups import Groups
+from paceline.train.groups import Groups, blamed
 from paceline.train.staging import Staging
 from paceline.train.watchdog import Standing
 
@@ -242,8 +242,7 @@ class Membership:
             raise Mismatch(f"{self._place} does not fit what another worker does; {ALIKE} ({error})") from error
         except (GroupError, WireError) as error:
             logger.debug("operation %d in generation %d: %s", work.operation, plan.generation, error)
-            suspects = (error.member,) if isinstance(error, PeerLost) else ()
-            self._client.post(Broke(plan.generation, suspects))
+            self._client.post(Broke(plan.generation, *blamed(error)))
             return None
         finally:
             self._place = None
@@ -318,8 +317,7 @@ class Membership:
         try:
             self._gift = transfer.receive(group, plan.rank_of(action.source), self._staging)
         except (GroupError, WireError) as error:
-            suspects = (error.member,) if isinstance(error, PeerLost) else ()
-            self._client.post(Broke(plan.generation, suspects))
+            self._client.post(Broke(plan.generation, *blamed(error)))
             return None
         finally:
             self._groups.leave()

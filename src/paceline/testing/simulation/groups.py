@@ -103,6 +103,8 @@ class SimulatedGroup:
         if name in self._gone or name not in self._names:
             return
         self._gone[name] = died
+        if died:
+            self._tell_neighbours(name)
         suspects = (name,) if died else ()
         for other in [name for name in self._names if name not in self._gone]:
             worker = self._world.workers[other]
@@ -114,6 +116,14 @@ class SimulatedGroup:
                 self._world.after(self._world.delay(), self._fail_forming, worker, suspects)
             elif other in self._takers:
                 self._world.after(self._world.delay(), self._notice, worker, suspects)
+
+    def _tell_neighbours(self, name: str) -> None:
+        """The kernel tells whoever is on the host of a dead member, whatever it is at; mostly, and mostly first."""
+        for other in self._formed - {name}:
+            worker = self._world.workers[other]
+            if worker.host == self._world.workers[name].host and self._world.random.random() < 0.7:
+                told = Broke(self.plan.generation, (name,), died=True)
+                self._world.after(self._world.random.uniform(0.0, 0.002), worker.post, told)
 
     def _notice(self, worker: Worker, suspects: tuple[str, ...]) -> None:
         if worker.name not in self._gone:

@@ -195,7 +195,7 @@ class Worker:
         self.world.after(seconds, self._computed, action)
 
     def _computed(self, action: Work) -> None:
-        if not self.alive or self._work is not action:
+        if not self.alive or self._work is not action or self.machine.plan is not action.plan:
             return
         if self.stopped:
             self.world.after(0.05, self._computed, action)
