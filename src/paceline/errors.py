@@ -15,8 +15,15 @@
         ├── GroupAborted        somebody called abort
         └── GroupClosed         used after close
 
-`paceline.testing.netlab` and `paceline bench` have one of their own each, beside their code: `NetlabError`,
-`BenchError`.
+Floors above have their own, beside their code, all of them under `PacelineError`:
+
+    control      JournalError, FolderRefused
+    data         LoaderError
+    checkpoint   CheckpointError: CorruptCheckpoint, DiskFull
+    strategy     StrategyError: Disagreement, Diverged
+    engine       EngineError, RunRefused, LaunchFailed
+    train        TrainingError: NonFiniteGradient, Refused, Evicted, Orphaned, RunFailed
+    testing, cli NetlabError, BenchError
 
 A `GroupError` ends its group: every later call on it raises the same error. Form a new group over who is left.
 Wrong arguments, which only the caller can repair, are plain `ValueError` and `TypeError` raised before anything is

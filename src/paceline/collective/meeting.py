@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
 import secrets
 import threading
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from paceline.wire import calls
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
-from paceline.wire.dialing import dial
+from paceline.wire.dialing import dial, is_loopback
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
@@ -81,7 +80,7 @@ class Meeting:
         self._changed = threading.Condition()
         secret = secrets.token_bytes(32)
         identity = Identity()
-        use_tls = not _is_loopback(host) if tls is None else tls
+        use_tls = not is_loopback(host) if tls is None else tls
         self._endpoint = Endpoint(Credentials(identity, secret, "meeting"), host=host, tls=use_tls)
         self._endpoint.open_room(_ROOM, self._serve)
         self.invitation = Invitation(self._endpoint.address, secret, identity.fingerprint, use_tls).encode()
@@ -170,10 +169,3 @@ def join(
             raise
     finally:
         connection.close()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

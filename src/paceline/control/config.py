@@ -17,7 +17,7 @@ import msgspec
 
 from paceline.control import ticket as tickets
 from paceline.control.coordinator_events import Settings
-from paceline.control.invitation import is_loopback
+from paceline.wire.dialing import is_loopback
 from paceline.wire.identity import Identity
 
 VARIABLE = "PACELINE_COORDINATOR_FD"

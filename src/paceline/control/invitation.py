@@ -15,7 +15,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-import ipaddress
 import secrets
 import threading
 import time
@@ -30,7 +29,7 @@ from paceline.errors import AddressError, HandshakeRefused
 from paceline.wire import calls
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
-from paceline.wire.dialing import dial
+from paceline.wire.dialing import dial, is_loopback
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
@@ -101,13 +100,6 @@ class _Invitation(msgspec.Struct, frozen=True, array_like=True):
     token_hash: bytes
     expires: float
     uses_left: int
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Door:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import ssl
@@ -143,3 +144,11 @@ def wrap_tls(connection: Connection, context: ssl.SSLContext, deadline: Deadline
         except PacelineError:
             wrapped.close()
             raise
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this host can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
