@@ -43,7 +43,8 @@ def state_of(num_bytes: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def measure(num_bytes: int, num_rounds: int, folder: Path) -> tuple[list[float], list[float], int]:
     model, state = state_of(num_bytes)
-    source, destination = torch.zeros(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
+    # Not zeros: those are one page of the kernel's, over and over, until they are written to.
+    source, destination = torch.ones(num_bytes, dtype=torch.uint8), torch.ones(num_bytes, dtype=torch.uint8)
     copies, takes = [], []
     with Keeper(folder, keep_last=1) as keeper:
         for operation in range(num_rounds + 1):
