@@ -33,6 +33,7 @@ class Holding:
         self._wait, self._go = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever a test before this one made of it
             os.close(self._go)
             holder = LifelineHolder(memory.address, count, memory.buffer)
             os.write(self._ready, b"1")
