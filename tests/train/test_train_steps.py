@@ -133,7 +133,7 @@ def make() -> Iterator[Callable[..., tuple[Session, Callable[..., torch.Tensor]]
         return session, loss_fn
 
     yield make_session
-    for session in made:
+    for session in reversed(made):  # each gives back the signal handler that it found
         session.close()
 
 
