@@ -459,6 +459,9 @@ def disturb(run: Rehearsal, dice: random.Random, living: list[int]) -> None:
     for victim in victims:
         {"stop": run.stop, "leave": run.terminate}.get(what, run.kill)(victim)
         living.remove(victim)
+    if what == "leave":
+        # If the others died first, it would be the last one, and its leave the end of the run.
+        run.wait_for(lambda: all(run.workers[victim].process.exitcode is not None for victim in victims))
     if what in ("coordinator", "both"):
         time.sleep(dice.random())
         run.start_coordinator()
