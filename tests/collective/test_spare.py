@@ -1,0 +1,66 @@
+"""The memory of the next group: ready in advance, given once, and gone when nobody wants it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.collective.neighbourhood import FIXED_BYTES
+from paceline.collective.spare import SpareMemory
+from paceline.wire.memory import SharedMemory
+
+TENSOR_BYTES = 1 << 22
+
+
+@pytest.fixture
+def memory() -> Iterator[SpareMemory]:
+    memory = SpareMemory()
+    yield memory
+    memory.close()
+
+
+def taken(memory: SpareMemory) -> SharedMemory:
+    until = time.monotonic() + 10.0
+    while (found := memory.take()) is None and time.monotonic() < until:
+        time.sleep(0.005)
+    assert found is not None
+    return found
+
+
+def test_it_is_touched_where_tensors_will_lie_and_given_once(memory: SpareMemory) -> None:
+    memory.prepare(TENSOR_BYTES, pause_s=0.0)
+    found = taken(memory)
+    assert found.num_bytes > FIXED_BYTES
+    assert found.committed_bytes() >= TENSOR_BYTES
+    assert memory.take() is None
+    found.close()
+
+
+def test_another_one_is_made_when_asked_for(memory: SpareMemory) -> None:
+    for _ in range(2):
+        memory.prepare(TENSOR_BYTES, pause_s=0.0)
+        taken(memory).close()
+
+
+def test_what_nobody_took_is_closed_and_nothing_comes_after(
+    memory: SpareMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[SharedMemory] = []
+    create = SharedMemory.create
+
+    def noted(num_bytes: int) -> SharedMemory:
+        made.append(create(num_bytes))
+        return made[-1]
+
+    monkeypatch.setattr(SharedMemory, "create", noted)
+    memory.prepare(TENSOR_BYTES, pause_s=0.0)
+    until = time.monotonic() + 10.0
+    while not made and time.monotonic() < until:
+        time.sleep(0.005)
+    memory.close()
+    assert [one.descriptor.number for one in made] == [-1]
+    memory.prepare(TENSOR_BYTES, pause_s=0.0)
+    assert memory.take() is None
+    assert len(made) == 1
