@@ -461,7 +461,7 @@ def disturb(run: Rehearsal, dice: random.Random, living: list[int]) -> None:
         living.remove(victim)
     if what == "leave":
         # If the others died first, it would be the last one, and its leave the end of the run.
-        run.wait_for(lambda: all(run.workers[victim].process.exitcode is not None for victim in victims))
+        run.wait_for(lambda: all(run.workers[victim].exit_code is not None for victim in victims))
     if what in ("coordinator", "both"):
         time.sleep(dice.random())
         run.start_coordinator()

@@ -70,6 +70,14 @@ class Worker:
         self.has_result = False
         self.ticks = 0  # of processor time, when it was looked at last
         self.busy_at = time.monotonic()
+        self._exit_lock = threading.Lock()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives. Its code can be read once: the second of two threads would get 255 in its place."""
+        with self._exit_lock:
+            code: int | None = self.process.exitcode
+            return code
 
     def look(self) -> Vitals:
         """What can be seen of its process."""
@@ -208,7 +216,7 @@ class Rehearsal:
     def _show_stacks(self) -> None:
         """Let every worker write where it stands into its log."""
         for worker in self.workers:
-            if worker.process.exitcode is None:
+            if worker.exit_code is None:
                 os.kill(worker.pid, signal.SIGUSR1)
         time.sleep(0.5)
 
@@ -217,7 +225,7 @@ class Rehearsal:
 
     def describe(self) -> str:
         return "; ".join(
-            f"worker {number}: pid {worker.pid} exit {worker.process.exitcode} said {worker.said[-1:]}"
+            f"worker {number}: pid {worker.pid} exit {worker.exit_code} said {worker.said[-1:]}"
             for number, worker in enumerate(self.workers)
         )
 
@@ -230,11 +238,11 @@ class Rehearsal:
     def _is_done(self, worker: Worker) -> bool:
         with self._lock:
             self._collect(worker)
-            return worker.process.exitcode is not None
+            return worker.exit_code is not None
 
     def _result_of(self, worker: Worker) -> Any:
         self._collect(worker)
-        return worker.result if worker.has_result else Died(worker.process.exitcode)
+        return worker.result if worker.has_result else Died(worker.exit_code)
 
     def _collect(self, worker: Worker) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -252,9 +260,9 @@ class Rehearsal:
             with self._lock:
                 living = [worker for worker in self.workers if worker.pid not in self._exits]
             wait([worker.process.sentinel for worker in living], timeout=0.05)
-            ended = [worker for worker in living if worker.process.exitcode is not None]
-            for worker in ended:
-                code = worker.process.exitcode
+            for worker in living:
+                if (code := worker.exit_code) is None:
+                    continue
                 self._exits[worker.pid] = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             self._report()
 
