@@ -17,7 +17,7 @@ FLOORS = [
     {"errors"},
     {"wire"},
     {"control"},
-    {"collective", "server", "data", "checkpoint", "watch"},
+    {"collective", "server", "data", "checkpoint", "watch", "balance"},
     {"strategy", "engine"},
     {"train"},
     {"testing"},

@@ -1,0 +1,157 @@
+"""When shares change, and when they do not: simulated workers, from seeds."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+
+import msgspec
+import pytest
+from balance_worlds import SAMPLE_S, Seat, World, seats
+
+from paceline.balance import Balance, Measure
+
+pytestmark = pytest.mark.timeout(120)
+
+ROTATING = [(1.0, 0.5, 0.25), (0.25, 1.0, 0.5), (0.5, 0.25, 1.0)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+def test_equal_workers_keep_equal_shares(noise: float) -> None:
+    for seed in range(40):
+        world = World(lambda _: (1.0,) * 4, total=256, noise=noise, hiccups=noise / 5, seed=seed).run(300)
+        assert [step for step in world.changes if step > 20] == []
+
+
+@pytest.mark.parametrize("fixed_s", [0.0, 0.01, 0.03])
+def test_unequal_workers_come_close_to_the_best_division_in_a_few_changes(fixed_s: float) -> None:
+    for seed in range(40):
+        world = World(lambda _: (1.0, 0.5, 0.25), fixed_s=fixed_s, noise=0.03, hiccups=0.01, seed=seed).run(100)
+        assert len(world.changes) <= 6
+        assert world.changes[0] <= 5
+        assert statistics.fmean(world.efficiencies[40:]) > 0.95
+
+
+def test_a_worker_that_slows_down_is_relieved_within_five_steps_and_gets_its_part_back() -> None:
+    for seed in range(40):
+        world = World(lambda step: (0.25 if 50 <= step < 100 else 1.0, 1.0), noise=0.02, seed=seed).run(55)
+        assert len(world.changes) == 1
+        assert 50 < world.changes[0] <= 54
+        assert re.match(r"96:96 became \d+:\d+: w0 takes (3\.9|4\.[01])x longer per sample than before", world.reason)
+        world.run(95)
+        assert min(world.efficiencies[55:100]) > 0.9
+        assert min(world.efficiencies[105:]) > 0.9
+
+
+def test_speeds_that_change_all_the_time_are_followed() -> None:
+    for seed in range(20):
+        world = World(lambda step: ROTATING[step // 200 % 3], noise=0.03, seed=seed).run(1200)
+        assert statistics.fmean(world.efficiencies) > 0.95
+
+
+def test_one_hiccup_changes_nothing() -> None:
+    world = World(lambda step: (0.1 if step == 50 else 1.0, 1.0), noise=0.01).run(100)
+    assert world.changes == []
+
+
+def test_every_worker_computes_the_same_also_one_that_got_the_state_on_the_way() -> None:
+    worlds = [World(lambda step: ROTATING[step // 50 % 3], noise=0.1, hiccups=0.05, seed=7) for _ in range(2)]
+    for _ in range(300):
+        for world in worlds:
+            world.run(1)
+        # As it travels to a newcomer and into a checkpoint.
+        worlds[1].balance = msgspec.convert(msgspec.to_builtins(worlds[1].balance), Balance)
+        assert worlds[0].balance == worlds[1].balance
+
+
+# -- who comes and goes ------------------------------------------------------------------------------------------------
+
+
+def test_newcomers_get_a_first_share_by_what_is_known_of_them() -> None:
+    world = World(lambda _: (1.0, 0.5), total=150).run(10)
+    assert world.balance.shares == (100, 50)
+    first, second = seats(2)
+
+    def share_of(newcomer: Seat, total: int) -> tuple[int, ...]:
+        return world.balance.seated([first, second, newcomer], total, 1).shares
+
+    # Declared: the others count as 1 each, at their usual speed, which is that of the slower one of two.
+    assert share_of(Seat("new", "x", capacity=2.0), 250) == (100, 50, 100)
+    # Tried: seconds a sample.
+    assert share_of(Seat("new", "x", sample_s=SAMPLE_S), 250) == (100, 50, 100)
+    # Another one on a host that is known.
+    assert share_of(Seat("new", "host0"), 250) == (100, 50, 100)
+    # Nothing is known.
+    assert share_of(Seat("new", "x"), 200) == (100, 50, 50)
+
+
+def test_declared_capacities_divide_the_first_batch() -> None:
+    declared = [Seat("a", capacity=2.0), Seat("b", capacity=1.0), Seat("c", capacity=1.0)]
+    assert Balance().seated(declared, 100, 1).shares == (50, 25, 25)
+
+
+def test_who_stays_keeps_its_pace_and_a_replaced_worker_that_of_its_host() -> None:
+    world = World(lambda _: (1.0, 0.5), total=150).run(10)
+    alone = world.balance.seated([seats(2)[1]], 150, 1)
+    assert alone.shares == (150,)
+    again = alone.seated([seats(2)[1], Seat("other", "host0")], 150, 1)
+    assert again.shares == (50, 100)
+    assert again.seated([seats(2)[1], Seat("other", "host0")], 150, 1) is again
+
+
+# -- memory, stragglers, nonsense --------------------------------------------------------------------------------------
+
+
+def test_a_limit_takes_effect_at_once_and_is_given_as_the_reason() -> None:
+    world = World(lambda _: (1.0, 1.0), total=100).run(10)
+    balance = world.balance.observed([Measure(50, 0.05), Measure(50, 0.05, limit=20)], 100, 1)
+    assert balance.shares == (80, 20)
+    assert balance.reason == "50:50 became 80:20: w1 has memory for 20 samples at a time"
+    # Where all limits together are too low nothing is gained by moving samples around.
+    again = balance.observed([Measure(80, 0.08, limit=30), Measure(20, 0.02, limit=20)], 100, 1)
+    assert sum(again.shares) == 100
+
+
+def test_a_worker_that_costs_more_than_it_gives_is_named_after_a_while() -> None:
+    world = World(lambda _: (1.0, 1.0, 0.002), total=100).run(12)
+    assert world.balance.shares[2] == 1
+    assert world.balance.burden == ""
+    world.run(20)
+    assert world.balance.burden == "w2"
+    assert world.balance.why_burden == "it takes 500 ms for 1 of 100 samples, the others alone 50 ms for all of them"
+    # It has recovered.
+    better = World(lambda step: (1.0, 1.0, 0.002 if step < 40 else 0.5), total=100).run(60)
+    assert better.balance.burden == ""
+
+
+def test_a_slow_worker_that_helps_is_no_burden() -> None:
+    world = World(lambda _: (1.0, 1.0, 0.05), total=100).run(100)
+    assert world.balance.burden == ""
+    assert world.balance.shares[2] >= 2
+
+
+def test_what_is_no_measurement_changes_nothing() -> None:
+    balance = World(lambda _: (1.0, 0.5)).run(10).balance
+    for nonsense in (0.0, -1.0, math.nan, math.inf):
+        after = balance.observed([Measure(128, nonsense), Measure(64, nonsense, reduced_s=nonsense)], 192, 1)
+        assert after == balance
+
+
+def test_nothing_is_decided_before_everybody_was_measured() -> None:
+    balance = Balance().seated(seats(2), 100, 1)
+    for _ in range(20):
+        balance = balance.observed([Measure(50, 0.05), Measure(50, 0.0)], 100, 1)
+    assert balance.shares == (50, 50)
+
+
+def test_communication_that_nobody_can_help_makes_small_gains_smaller() -> None:
+    def shares_with(reduced_s: float) -> tuple[int, ...]:
+        balance = Balance().seated(seats(2), 100, 1)
+        for _ in range(60):
+            measures = [Measure(50, 0.050, reduced_s), Measure(50, 0.054, reduced_s + 0.004)]
+            balance = balance.observed(measures, 100, 1)
+        return balance.shares
+
+    assert shares_with(0.0) != (50, 50)
+    assert shares_with(0.5) == (50, 50)
