@@ -1,6 +1,6 @@
 """The shares of a run: what is known of each worker's speed, how the batch is divided now, and when that changes.
 
-    balance = balance.seated(seats, total, minimum)        for the workers of a plan; those that are known keep their pace
+    balance = balance.seated(seats, total, minimum)        for the workers of a plan; who is known keeps its pace
     balance = balance.observed(measures, total, minimum)   after every step, with what each worker wrote into the header
 
 Both are pure, and every worker calls them with the same arguments after the same operation: the balance is a part of
@@ -158,7 +158,7 @@ class Balance(msgspec.Struct, frozen=True):
             workers=_remembering(self.workers, paces),
             shares=shares,
             version=self.version + 1,
-            reason=f"{_listed(self.shares)} became {_listed(shares)}: {_reason(self.workers, paces, self.shares, shares)}",
+            reason=_reason(self.workers, paces, self.shares, shares),
         )
 
     def _weighed(self, paces: Sequence[Pace], total: int, minimum: int) -> Balance:
@@ -233,7 +233,11 @@ def _slowest(paces: Sequence[Pace], shares: Sequence[int]) -> int:
 
 
 def _reason(workers: Sequence[Worker], paces: Sequence[Pace], before: Sequence[int], after: Sequence[int]) -> str:
-    """Of the worker whose share changed most."""
+    """What became of the shares, and why, as the worker tells whose share changed most."""
+    return f"{_listed(before)} became {_listed(after)}: {_cause(workers, paces, before, after)}"
+
+
+def _cause(workers: Sequence[Worker], paces: Sequence[Pace], before: Sequence[int], after: Sequence[int]) -> str:
     changes = [max((a + 1) / (b + 1), (b + 1) / (a + 1)) for a, b in zip(after, before, strict=True)]
     rank = max(range(len(changes)), key=lambda rank: changes[rank])
     worker, pace = workers[rank], paces[rank]
