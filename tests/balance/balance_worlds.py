@@ -15,7 +15,7 @@ class Seat(NamedTuple):
     member: str
     host: str = ""
     capacity: float = 0.0
-    sample_s: float = 0.0
+    tried: tuple[float, float] | None = None
 
 
 def seats(count: int) -> list[Seat]:

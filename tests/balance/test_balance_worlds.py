@@ -38,7 +38,7 @@ def test_a_worker_that_slows_down_is_relieved_within_five_steps_and_gets_its_par
         world = World(lambda step: (0.25 if 50 <= step < 100 else 1.0, 1.0), noise=0.02, seed=seed).run(55)
         assert len(world.changes) == 1
         assert 50 < world.changes[0] <= 54
-        assert re.match(r"96:96 became \d+:\d+: w0 takes (3\.[89]|4\.[0-3])x longer per sample than before", world.reason)
+        assert re.match(r"96:96 became \d+:\d+: w0 takes (3\.[89]|4\.[0-3])x longer per sample than", world.reason)
         world.run(95)
         assert min(world.efficiencies[55:100]) > 0.9
         assert min(world.efficiencies[105:]) > 0.9
@@ -78,8 +78,8 @@ def test_newcomers_get_a_first_share_by_what_is_known_of_them() -> None:
 
     # Declared: the others count as 1 each, at their usual speed, which is that of the slower one of two.
     assert share_of(Seat("new", "x", capacity=2.0), 250) == (100, 50, 100)
-    # Tried: seconds a sample.
-    assert share_of(Seat("new", "x", sample_s=SAMPLE_S), 250) == (100, 50, 100)
+    # Tried: seconds a step and a sample.
+    assert share_of(Seat("new", "x", tried=(0.0, SAMPLE_S)), 250) == (100, 50, 100)
     # Another one on a host that is known.
     assert share_of(Seat("new", "host0"), 250) == (100, 50, 100)
     # Nothing is known.

@@ -34,7 +34,7 @@ def step(operation: int, generation: int, loss: float = 1.0) -> StepRow:
 
 
 def plan(generation: int, start: Start, base: int = 0) -> Plan:
-    return Plan(generation, start, (Seat(card_of(Identity("m1"))), Seat(card_of(Identity("m2")), 3)), base)
+    return Plan(generation, start, (Seat(card_of(Identity("m1")), 1), Seat(card_of(Identity("m2")), 3)), base)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.errors import GroupError
 from paceline.strategy import Agreement, AllReduce, Notice, StrategyError
 from paceline.strategy.buckets import lay_out
-from paceline.strategy.calling import pieces
+from paceline.strategy.calling import piece_sizes, pieces
 from paceline.strategy.header import Row, exchange
 from paceline.strategy.numerics import Examined
 
@@ -80,7 +80,7 @@ def test_the_form_of_the_batch_is_the_form_of_the_call(form: str, micro_batch: i
 def test_what_can_be_cut_is_cut() -> None:
     batch = {"x": torch.arange(5), "nested": [torch.arange(10).view(5, 2), {"deep": torch.arange(5)}], "none": None}
     batch["names"] = ["a", "b", "c", "d", "e"]
-    cut = list(pieces(batch, 5, 2))
+    cut = list(pieces(batch, piece_sizes(5, 2)))
     assert [samples for _, samples in cut] == [2, 2, 1]
     assert cut[1][0]["x"].tolist() == [2, 3]
     assert cut[1][0]["nested"][1]["deep"].tolist() == [2, 3]
@@ -99,7 +99,7 @@ def test_what_can_be_cut_is_cut() -> None:
 )
 def test_what_cannot_be_cut_is_refused(batch: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        list(pieces(batch, 12, 5))
+        list(pieces(batch, piece_sizes(12, 5)))
 
 
 @pytest.mark.parametrize(

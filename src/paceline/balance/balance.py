@@ -54,7 +54,8 @@ class Measure(NamedTuple):
 
 
 class Seated(Protocol):
-    """What is known of a worker before its first step; 0 where it is not."""
+    """What is known of a worker before its first step: `capacity` as it was declared, beside the others, or 0; `tried`
+    as its own trial said, the fixed time of a step and that of a sample, in seconds."""
 
     @property
     def member(self) -> str: ...
@@ -63,7 +64,7 @@ class Seated(Protocol):
     @property
     def capacity(self) -> float: ...
     @property
-    def sample_s(self) -> float: ...
+    def tried(self) -> tuple[float, float] | None: ...
 
 
 class Worker(msgspec.Struct, frozen=True, array_like=True):
@@ -128,9 +129,9 @@ class Balance(msgspec.Struct, frozen=True):
         new = msgspec.structs.replace(self, workers=workers, exposed_s=self._exposed(measures))
         if len(workers) == 1:
             return new
-        if any(share and not worker.estimate.is_measured for worker, share in zip(workers, self.shares, strict=True)):
-            return new
         paces = _paces(workers)
+        if any(share and not worker.estimate.is_measured for worker, share in zip(workers, self.shares, strict=True)):
+            return new._relieved(paces, total, minimum)
         return new._weighed(paces, total, minimum)._divided(paces, total, minimum)
 
     def _exposed(self, measures: Sequence[Measure]) -> float:
@@ -141,18 +142,26 @@ class Balance(msgspec.Struct, frozen=True):
         return least if not self.exposed_s else self.exposed_s + (least - self.exposed_s) / _MEMORY
 
     def _divided(self, paces: Sequence[Pace], total: int, minimum: int) -> Balance:
+        """Anew, if that is worth it."""
         slowest = _slowest(paces, self.shares)
         now_s = paces[slowest].time_s(self.shares[slowest])
         doubt = max(_LEAST_GAIN, _DOUBT * self.workers[slowest].estimate.uncertainty())
         enough_s = doubt * (now_s + self.exposed_s)
-        overfull = [pace.limit for pace, share in zip(paces, self.shares, strict=True) if 0 < pace.limit < share]
-        if not overfull and now_s - ideal_s(total, paces) <= enough_s:
-            return self
-        shares = divide(total, paces, minimum)
-        # A worker that has more than fits computes in pieces, which works, but only if need be.
-        relieves = bool(overfull) and not any(0 < pace.limit < share for pace, share in zip(paces, shares, strict=True))
-        if shares == self.shares or (not relieves and now_s - finish_s(paces, shares) <= enough_s):
-            return self
+        if now_s - ideal_s(total, paces) > enough_s:
+            shares = divide(total, paces, minimum)
+            if now_s - finish_s(paces, shares) > enough_s:
+                return self._changed(paces, shares)
+        return self._relieved(paces, total, minimum)
+
+    def _relieved(self, paces: Sequence[Pace], total: int, minimum: int) -> Balance:
+        """Who has more than fits computes in pieces, which works, but only if need be."""
+        if _is_overfull(paces, self.shares):
+            shares = divide(total, paces, minimum)
+            if not _is_overfull(paces, shares):
+                return self._changed(paces, shares)
+        return self
+
+    def _changed(self, paces: Sequence[Pace], shares: tuple[int, ...]) -> Balance:
         return msgspec.structs.replace(
             self,
             workers=_remembering(self.workers, paces),
@@ -189,7 +198,7 @@ class Balance(msgspec.Struct, frozen=True):
 def _hint(seat: Seated, hosts: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
     if seat.capacity:
         return None
-    return (0.0, seat.sample_s) if seat.sample_s else hosts.get(seat.host)
+    return seat.tried or hosts.get(seat.host)
 
 
 def _seen(worker: Worker, measure: Measure) -> Worker:
@@ -230,6 +239,10 @@ def _remembering(workers: Sequence[Worker], paces: Sequence[Pace]) -> tuple[Work
 
 def _slowest(paces: Sequence[Pace], shares: Sequence[int]) -> int:
     return max(range(len(paces)), key=lambda rank: paces[rank].time_s(shares[rank]))
+
+
+def _is_overfull(paces: Sequence[Pace], shares: Sequence[int]) -> bool:
+    return any(0 < pace.limit < share for pace, share in zip(paces, shares, strict=True))
 
 
 def _reason(workers: Sequence[Worker], paces: Sequence[Pace], before: Sequence[int], after: Sequence[int]) -> str:

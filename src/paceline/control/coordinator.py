@@ -345,6 +345,8 @@ class Coordinator:
             self._blame(pending, current)
         elif not all(self._works_in(current, member) for member in current.members):
             return
+        if self.settings.drop_stragglers:
+            self._drop_straggler(current)
         self._change(current, withdrawn=pending is not None)
 
     def _blame(self, pending: Plan, current: Plan) -> None:
@@ -362,6 +364,18 @@ class Coordinator:
                     self._end(suspect, Fate.EVICTED, f"member {member} cannot reach it")
                 elif current.rank_of(member) < 0 and self._conflicts.is_repeated(member, name):
                     self._end(record, Fate.EVICTED, f"it cannot reach member {name}")
+
+    def _drop_straggler(self, current: Plan) -> None:
+        """One at a time, on the main member's word: what the next one costs is seen when this one is gone."""
+        staying = [self.records[member] for member in current.members if not self.records[member].is_going]
+        if len(staying) < len(current.members) or len(staying) <= self.settings.fewest:
+            return
+        report = self.records[current.members[0]].report
+        if report.burden and current.rank_of(report.burden) >= 0:
+            record = self.records[report.burden]
+            record.draining = True
+            self._save(record)
+            self._note("draining", record, f"costs more than it gives: {report.why_burden}")
 
     def _change(self, current: Plan, *, withdrawn: bool) -> None:
         """The next plan, if it would be another one than the present."""
@@ -398,7 +412,7 @@ class Coordinator:
         self._note("plan", None, f"generation {plan.generation} ({plan.start.value}): {', '.join(plan.members)}")
 
     def _seats(self, records: Iterable[Record]) -> tuple[Seat, ...]:
-        return seats_for(records, self.standing.pending or self.standing.current)
+        return seats_for(records, self.standing.pending or self.standing.current, self.settings.shares)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 

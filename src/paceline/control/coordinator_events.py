@@ -10,11 +10,15 @@ from paceline.control.messages import NOTHING, AgentDirective, AgentReport, Dire
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`wanted` members start the run, or at least `fewest` after `grace_s`; no more than `most` are seated."""
+    """`wanted` members start the run, or at least `fewest` after `grace_s`; no more than `most` are seated. `shares`
+    are fixed ones, in the order of the first ranks: as many as there may be members, or one that all have; none lets
+    each worker take what it can carry."""
 
     wanted: int = 1
     fewest: int = 1
     most: int = 1 << 30
+    shares: tuple[int, ...] = ()
+    drop_stragglers: bool = False
     grace_s: float = 20.0
     silence_s: float = 5.0
     stuck_s: float = 60.0  # the same for a process that is seen to be busy
@@ -25,6 +29,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.fewest <= self.wanted <= self.most:
             raise ValueError(
                 f"--min {self.fewest}, -n {self.wanted} and --max {self.most} must be at least 1 and in this order"
+            )
+        if any(share < 1 for share in self.shares):
+            raise ValueError(f"--shares {':'.join(map(str, self.shares))}: each share must be 1 or more")
+        if len(self.shares) > 1 and not self.wanted <= self.most <= len(self.shares):
+            raise ValueError(
+                f"--shares {':'.join(map(str, self.shares))} is for {len(self.shares)} workers, but there may be "
+                f"{max(self.wanted, self.most)}; give a share for each, or let them have equal ones (--shares equal)"
             )
 
 

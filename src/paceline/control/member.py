@@ -16,6 +16,7 @@ from paceline.control.member_events import (
     Apply,
     Begin,
     Broke,
+    Burden,
     Caught,
     Done,
     Drop,
@@ -62,6 +63,7 @@ class Member:
         self.leaving = False
         self.stop_asked = False
         self.checkpoint = NOTHING
+        self._burden = Burden("")
         self._introduction: Introduction | None = None
         self._introduced = False
         self._formed: set[int] = set()
@@ -114,6 +116,8 @@ class Member:
             applied=self.applied,
             checkpoint=self.checkpoint,
             leaving=self.leaving,
+            burden=self._burden.member,
+            why_burden=self._burden.why,
             cause=self._cause,
             introduction=None if self._introduced else self._introduction,
         )
@@ -146,6 +150,11 @@ class Member:
     def _on_leave(self, _: Leave) -> None:
         if not self.leaving:
             self.leaving = True
+            self._say()
+
+    def _on_burden(self, event: Burden) -> None:
+        if event.member != self._burden.member:
+            self._burden = event
             self._say()
 
     def _on_stop(self, _: Stop) -> None:

@@ -1,8 +1,8 @@
 """What a member's machine is told, and what it wants done.
 
-Events come from the training (`Begin`, `Done`, `Broke`), from the forming of groups (`Formed`, `Unformed`), from the
-transfer of state (`Staged`, `Caught`), from the coordinator (`Directive`) and from whoever runs the process (`Leave`,
-`Stop`, `Fail`). Actions go to the same places.
+Events come from the training (`Begin`, `Done`, `Broke`, `Burden`), from the forming of groups (`Formed`, `Unformed`),
+from the transfer of state (`Staged`, `Caught`), from the coordinator (`Directive`) and from whoever runs the process
+(`Leave`, `Stop`, `Fail`). Actions go to the same places.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ class Looked(NamedTuple):
     """While this member waits for the state: the newest checkpoint is another one by now."""
 
     checkpoint: int
+
+
+class Burden(NamedTuple):
+    """The run would be faster without this member; "" for nobody."""
+
+    member: str
+    why: str = ""
 
 
 class Begin(NamedTuple):
@@ -100,7 +107,22 @@ class Fail(NamedTuple):
     cause: str
 
 
-Event = Ready | Looked | Begin | Done | Broke | Formed | Unformed | Staged | Caught | Leave | Stop | Fail | Directive
+Event = (
+    Ready
+    | Looked
+    | Burden
+    | Begin
+    | Done
+    | Broke
+    | Formed
+    | Unformed
+    | Staged
+    | Caught
+    | Leave
+    | Stop
+    | Fail
+    | Directive
+)
 
 
 class Say(NamedTuple):

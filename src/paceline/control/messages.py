@@ -32,12 +32,22 @@ class Start(Enum):
 
 
 class Seat(msgspec.Struct, frozen=True):
+    """`share` is a fixed part of every batch, beside those of the others; 0 in all seats of a plan leaves the shares to
+    the workers, who give each what it can carry. Before a worker is measured, `capacity` is how fast it was declared to
+    be, beside the others, and `tried` the fixed time of a step and that of a sample, in seconds, in its own trial."""
+
     card: Card
-    share: int = 1
+    share: int = 0
+    capacity: float = 0.0
+    tried: tuple[float, float] | None = None
 
     @property
     def member(self) -> str:
         return self.card.member
+
+    @property
+    def host(self) -> str:
+        return self.card.host
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
@@ -57,6 +67,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return self._ranks.get(member, -1)
 
     @functools.cached_property
+    def is_balanced(self) -> bool:
+        """Whether the workers find their shares themselves."""
+        return not any(seat.share for seat in self.seats)
+
+    @functools.cached_property
     def members(self) -> tuple[str, ...]:
         return tuple(seat.card.member for seat in self.seats)
 
@@ -67,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
 class Introduction(msgspec.Struct, frozen=True):
     """Who a member is, and what must be alike on all members: `facts` (versions, sizes, fingerprints) and a line for
-    each parameter."""
+    each parameter. `capacity` and `tried` say how fast it may be, as in its seat."""
 
     card: Card
     pid: int
@@ -75,6 +90,8 @@ class Introduction(msgspec.Struct, frozen=True):
     agent: str
     facts: dict[str, str] = {}
     parameters: tuple[str, ...] = ()
+    capacity: float = 0.0
+    tried: tuple[float, float] | None = None
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -83,7 +100,8 @@ class Report(msgspec.Struct, frozen=True):
     `plan` is the newest generation it has been told of, `formed` the newest whose group it has formed, `generation` the
     one it works in, `broken` the newest that cannot work, as far as it knows, because of `suspects`. `fenced` is its
     promise: it applies nothing more of a generation below. `dead` are members whose end the kernel told it of.
-    `checkpoint` is the newest operation that it could found the run from."""
+    `checkpoint` is the newest operation that it could found the run from. `burden` is a member without which the run
+    would be faster, as far as it knows, and `why_burden` the figures."""
 
     member: str
     number: int
@@ -99,6 +117,8 @@ class Report(msgspec.Struct, frozen=True):
     applied: int = NOTHING
     checkpoint: int = NOTHING
     leaving: bool = False
+    burden: str = ""
+    why_burden: str = ""
     cause: str = ""
     introduction: Introduction | None = None
 

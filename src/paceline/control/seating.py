@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from paceline.control.messages import Plan, Seat
 from paceline.control.roster import Record
 
 
-def seats_for(records: Iterable[Record], latest: Plan | None) -> tuple[Seat, ...]:
-    """In the order of the ranks that members have in the latest plan, newcomers after them."""
+def seats_for(records: Iterable[Record], latest: Plan | None, shares: Sequence[int] = ()) -> tuple[Seat, ...]:
+    """In the order of the ranks that members have in the latest plan, newcomers after them. Of fixed shares a member
+    keeps its own; newcomers take those that are free, in their order."""
     known = {member: rank for rank, member in enumerate(latest.members)} if latest is not None else {}
     ordered = sorted(records, key=lambda record: known.get(record.member, len(known)))
-    return tuple(Seat(record.introduction.card) for record in ordered)
+    if len(shares) < 2:
+        return tuple(_seat(record, shares[0] if shares else 0) for record in ordered)
+    had = {seat.member: seat.share for seat in latest.seats} if latest is not None else {}
+    free, kept = list(shares), {}
+    for record in ordered:
+        if had.get(record.member) in free:
+            kept[record.member] = had[record.member]
+            free.remove(had[record.member])
+    return tuple(_seat(record, kept.get(record.member) or free.pop(0)) for record in ordered)
+
+
+def _seat(record: Record, share: int) -> Seat:
+    """What a member says of its own speed is believed if it can be one."""
+    introduction = record.introduction
+    capacity, tried = introduction.capacity, introduction.tried
+    if not (math.isfinite(capacity) and capacity > 0):
+        capacity = 0.0
+    if tried is not None and not (all(map(math.isfinite, tried)) and tried[0] >= 0 and tried[1] > 0):
+        tried = None
+    return Seat(introduction.card, share, capacity, tried)
 
 
 def gifts_for(receivers: Iterable[Record], donors: Sequence[Record]) -> dict[str, str]:

@@ -28,7 +28,8 @@ Body = TypeVar("Body")
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach a run. `host` is where the coordinator runs, as `this_host` calls it: who is there too meets it at
-    `local_name`, everybody else at `address`. `agent` is the id of the agent that started the holder."""
+    `local_name`, everybody else at `address`. `agent` is the id of the agent that started the holder, `capacity` how
+    fast its workers are said to be beside others, 0 if nothing was said."""
 
     run: str
     folder: str
@@ -39,6 +40,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: bytes
     tls: bool
     agent: str = ""
+    capacity: float = 0.0
 
     def __repr__(self) -> str:
         return f"Ticket(run={self.run!r}, address={self.address!r}, tls={self.tls})"

@@ -93,7 +93,7 @@ class Loader:
         self._outbox: deque[Request] = deque()
         self._answers: Iterator[Answer] | None = None
         self._closed = False
-        self._generation = -1  # of the last work
+        self._division = (-1, -1)  # generation and version of the last work
         self._usual_s = math.inf  # how long a loader worker took for its last batch
 
     def fetch(self, work: Work, following: Following) -> Any:
@@ -108,7 +108,8 @@ class Loader:
             self._window.finish()
             return None
         self._batches.give_up_before(self._window.horizon())
-        is_new_plan, self._generation = work.tag[0] != self._generation, work.tag[0]
+        division = (work.tag[0], work.version)
+        is_new_plan, self._division = division != self._division, division
         if is_new_plan and self._is_quicker_here():
             batch = self._batches.collate(work)
             self._window.pass_over()

@@ -21,11 +21,13 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """One batch to collate: the samples at `indices` of `epoch`. `tag` is (generation, step)."""
+    """One batch to collate: the samples at `indices` of `epoch`. `tag` is (generation, step); `version` is that of the
+    shares, which may change within a generation, and does not matter where the samples stay the same."""
 
     tag: tuple[int, int]
     epoch: int
     indices: tuple[int, ...] | npt.NDArray[np.int64]
+    version: int = 0
 
     @property
     def is_empty(self) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 from paceline.collective import Group
-from paceline.strategy import calling, digests, judging, refusals
+from paceline.strategy import calling, digests, judging, memory, refusals
 from paceline.strategy.base import Agreement, Check, Contribution, Flag, LossFn, Notice, StrategyError
 from paceline.strategy.buckets import Buckets, Loose
 from paceline.strategy.buffers import Buffers, Staged
@@ -66,6 +66,7 @@ class AllReduce:
         self._seed = seed
         self._clip_norm = clip_norm
         self._micro_batch = micro_batch
+        self._limit = 0
         self._verify_every = verify_every
         self._check = check
         settings = {"seed": seed, "clip_norm": clip_norm, "nonfinite": nonfinite, "verify_every": verify_every}
@@ -91,6 +92,7 @@ class AllReduce:
         self._newest: Contribution | None = None
         self._agreed: Agreement | None = None
         self._buffers.refresh()
+        self._fewest = 2 if self.has_batch_statistics() else 1  # samples of one call
         self._parameters = collect(self._modules, self._optimizers)
         refusals.check_parameters(self._parameters)
         self._laid_out_for = self._what_is_trained()
@@ -111,8 +113,19 @@ class AllReduce:
         if self._what_is_trained() != self._laid_out_for:
             self._lay_out()
         self._newest = self._agreed = None
-        self._newest = self._attempt(loss_fn, batch, samples, total, step)
-        return self._newest
+        exhausted = ""
+        while True:
+            try:
+                self._newest = self._attempt(loss_fn, batch, samples, total, step)
+                return self._newest
+            except Exception as error:
+                if not memory.is_exhausted(error):
+                    if exhausted:
+                        error.add_note(f"in an attempt in pieces, after the memory did not suffice ({exhausted})")
+                    raise
+                exhausted = f"{type(error).__name__}: {error}"
+                self._lower_limit(error, samples)
+                memory.release(error)
 
     def reduce(self, contribution: Contribution, notice: Notice) -> Agreement:
         if contribution is not self._newest:
@@ -146,14 +159,32 @@ class AllReduce:
         assert agreement.buffers is not None
         self._buffers.commit(agreement.buffers)
 
+    @property
+    def limit(self) -> int:
+        return self._limit
+
     # -- inside compute ----------------------------------------------------------------------------------------------
+
+    @property
+    def _piece(self) -> int | None:
+        """The most samples of one call."""
+        return min(filter(None, (self._micro_batch, self._limit)), default=None)
+
+    def _lower_limit(self, error: Exception, samples: int) -> None:
+        """Half of what was too much. Not for ever: a single sample that does not fit will never."""
+        tried = min(samples, self._piece or samples)
+        if tried <= self._fewest:
+            error.add_note(f"memory does not suffice for {tried} of the {samples} samples of this worker at a time")
+            raise error
+        self._limit = max(self._fewest, tried // 2)
 
     def _attempt(
         self, loss_fn: LossFn, batch: Any, samples: int, total: int, step: int, *, is_rehearsal: bool = False
     ) -> Contribution:
         """Collect the gradients of a share; leaves no trace but in the store."""
         collector = self._collected
-        collector.begin(calling.num_pieces(samples, self._micro_batch), is_rehearsal=is_rehearsal)
+        sizes = calling.piece_sizes(samples, self._piece, self._fewest)
+        collector.begin(len(sizes), is_rehearsal=is_rehearsal)
         weight = weighted_loss = 0.0
         kinds: set[bool] = set()
         staged = self._buffers.expected()
@@ -164,7 +195,7 @@ class AllReduce:
                 self._buffers.rehearsal() as stage,
                 torch.enable_grad(),
             ):
-                for piece_batch, piece_samples in calling.pieces(batch, samples, self._micro_batch):
+                for piece_batch, piece_samples in calling.pieces(batch, sizes):
                     self._check()
                     piece = calling.call(loss_fn, piece_batch, piece_samples)
                     kinds.add(piece.explicit)
@@ -210,9 +241,13 @@ class AllReduce:
             used=_summary(contribution.used),
             changed=contribution.buffers.digest,
             samples=contribution.samples,
+            shares=notice.shares,
+            limit=self._limit,
             weight=contribution.weight,
             weighted_loss=contribution.weighted_loss,
             squares=examined.squares if examined.finite else 0.0,
+            busy_s=notice.busy_s,
+            reduced_s=notice.reduced_s,
         )
 
     def _scale(self, contribution: Contribution, rows: Rows, total_weight: float) -> float | None:

@@ -71,11 +71,15 @@ class Flag(IntFlag):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """What the session says in the header of an operation: its number, the newest generation held, flags."""
+    """What the session says in the header of an operation: its number, the newest generation held, flags; of a step
+    also a digest of how its batch is divided, and how long this worker was busy, as in `Row`."""
 
     operation: int
     held: int = 0
     flags: int = 0
+    shares: int = 0
+    busy_s: float = 0.0
+    reduced_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +128,10 @@ class Strategy(Protocol):
 
     def apply(self, agreement: Agreement) -> None:
         """Update the model, or do nothing if the step does not count. Meets nobody."""
+
+    @property
+    def limit(self) -> int:
+        """The most samples of one call of `loss_fn` that fit into memory, as far as it is known; 0 for all."""
 
     def has_batch_statistics(self) -> bool:
         """Whether the model needs at least two samples a worker."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -61,18 +61,26 @@ def _checked_loss(loss: Any) -> torch.Tensor:
     return loss
 
 
-def num_pieces(samples: int, micro_batch: int | None) -> int:
-    return -(-samples // (micro_batch or max(1, samples)))
+def piece_sizes(samples: int, most: int | None, fewest: int = 1) -> list[int]:
+    """Into how many pieces a batch is cut, of `most` samples each; the last one has what is left, together with the one
+    before it if that would be fewer than `fewest`."""
+    if most is None or samples <= most:
+        return [samples] if samples else []
+    sizes = [most] * (samples // most)
+    if rest := samples % most:
+        sizes = [*sizes, rest] if rest >= fewest else [*sizes[:-1], sizes[-1] + rest]
+    return sizes
 
 
-def pieces(batch: Any, samples: int, micro_batch: int | None) -> Iterator[tuple[Any, int]]:
-    """The batch in pieces of at most `micro_batch` samples, each with its number of samples."""
-    if micro_batch is None or samples <= micro_batch:
-        yield batch, samples
+def pieces(batch: Any, sizes: Sequence[int]) -> Iterator[tuple[Any, int]]:
+    """The batch in pieces of these sizes, which sum to its samples."""
+    if len(sizes) == 1:
+        yield batch, sizes[0]
         return
-    for low in range(0, samples, micro_batch):
-        high = min(low + micro_batch, samples)
-        yield _cut(batch, low, high, samples, "batch"), high - low
+    low, samples = 0, sum(sizes)
+    for size in sizes:
+        yield _cut(batch, low, low + size, samples, "batch"), size
+        low += size
 
 
 def _cut(part: Any, low: int, high: int, samples: int, where: str) -> Any:

@@ -20,7 +20,7 @@ from paceline.collective import Group
 from paceline.strategy.base import Disagreement
 from paceline.wire.dtypes import raw_bytes
 
-_LAYOUT = struct.Struct("<8q3d")
+_LAYOUT = struct.Struct("<10q5d")
 _MAX_TEXT_BYTES = 1 << 20
 
 
@@ -35,9 +35,13 @@ class Row(NamedTuple):
     used: int = 0  # digest of the set of parameters that got a gradient
     changed: int = 0  # digest of the set of buffers that changed
     samples: int = 0
+    shares: int = 0  # digest of how the batch is divided
+    limit: int = 0  # the most samples that fit into memory at once, 0 for all
     weight: float = 0.0
     weighted_loss: float = 0.0
     squares: float = 0.0  # of the gradient, over this rank's slice
+    busy_s: float = 0.0  # since the reduction of the step before; 0 if that says nothing of this rank's speed
+    reduced_s: float = 0.0  # the reduction of the step before
 
 
 class Rows(Sequence[Row]):

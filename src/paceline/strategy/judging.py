@@ -31,6 +31,13 @@ def compare(group: Group | None, rows: Rows, hyper: digests.HyperParameters) -> 
             "same model, and change parameters only through the optimizers or alike on every worker",
             odd,
         )
+    if len({row.shares for row in rows}) > 1:
+        odd = digests.odd_ones_out([row.shares for row in rows])
+        each = ", ".join(f"{rows.name_of(rank)} takes {row.samples}" for rank, row in enumerate(rows))
+        raise Disagreement(
+            f"workers divide this batch differently ({_names(rows, odd)} from the others): {each}; run the same "
+            "version of Paceline on every worker"
+        )
     with_samples = [rank for rank, row in enumerate(rows) if row.samples]
     weighted = [rank for rank in with_samples if rows[rank].flags & Flag.WEIGHTED]
     if weighted and weighted != with_samples:

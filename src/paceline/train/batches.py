@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from paceline.control.messages import Plan
+from paceline.balance import Shares
 from paceline.data.cursor import Cursor, batch_size, num_steps
 from paceline.data.loader import Loader, LoaderOptions
 from paceline.data.order import Order, Orders
@@ -54,20 +54,20 @@ class Batches:
         self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order)
         self.num_steps = num_steps(self.length, global_batch)
 
-    def fetch(self, plan: Plan, rank: int, cursor: Cursor) -> Batch:
+    def fetch(self, shares: Shares, rank: int, cursor: Cursor) -> Batch:
         """The part of a rank in the global batch at the cursor; those that follow are collated meanwhile."""
-        work = self._work(plan, rank, cursor)
+        work = self._work(shares, rank, cursor)
         assert work is not None
 
         def following(ahead: int) -> Work | None:
             position = cursor.position + ahead * self.global_batch
             if position < self.length:
-                return self._work(plan, rank, Cursor(cursor.epoch, position))
+                return self._work(shares, rank, Cursor(cursor.epoch, position))
             # The next epoch begins where this one ends.
             into_next = (position - self.num_steps * self.global_batch) // self.global_batch
             if into_next >= self.num_steps:
                 return None
-            return self._work(plan, rank, Cursor(cursor.epoch + 1, into_next * self.global_batch))
+            return self._work(shares, rank, Cursor(cursor.epoch + 1, into_next * self.global_batch))
 
         value = self._loader.fetch(work, following)
         return Batch(work, value, len(work.indices), self.total(cursor))
@@ -75,27 +75,28 @@ class Batches:
     def total(self, cursor: Cursor) -> int:
         return batch_size(cursor.position, self.global_batch, self.length)
 
-    def _work(self, plan: Plan, rank: int, cursor: Cursor) -> Work | None:
+    def _work(self, shares: Shares, rank: int, cursor: Cursor) -> Work | None:
         total = self.total(cursor)
-        part = split(total, [seat.share for seat in plan.seats], self._min_share)[rank]
+        part = split(total, shares.parts, self._min_share)[rank]
         indices = self._orders.slice(cursor.epoch, cursor.position + part.start, cursor.position + part.stop)
         # Tagged by position, not by operation: how many operations lie between two steps is the user's affair.
         return Work(
-            (plan.generation, cursor.epoch * self.num_steps + cursor.position // self.global_batch),
+            (shares.generation, cursor.epoch * self.num_steps + cursor.position // self.global_batch),
             cursor.epoch,
             indices,
+            shares.version,
         )
 
-    def walk(self, plan: Plan, rank: int) -> Iterator[tuple[Any, int]]:
+    def walk(self, shares: Shares, rank: int) -> Iterator[tuple[Any, int]]:
         """All of a rank's part of one pass over the data in consecutive pieces, with their numbers of samples."""
-        part = split(self.length, [seat.share for seat in plan.seats])[rank]
+        part = split(self.length, shares.parts)[rank]
         starts = range(part.start, part.stop, self.global_batch)
 
         def work(number: int) -> Work | None:
             if number >= len(starts):
                 return None
             stop = min(starts[number] + self.global_batch, part.stop)
-            return Work((plan.generation, number), 0, self._orders.slice(0, starts[number], stop))
+            return Work((shares.generation, number), 0, self._orders.slice(0, starts[number], stop))
 
         for number in range(len(starts)):
             wanted = work(number)

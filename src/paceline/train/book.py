@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from paceline.balance import Balance
 from paceline.data.cursor import Cursor
 
 Mode = Literal["min", "max"]
@@ -24,14 +25,25 @@ class Book(msgspec.Struct):
     num_worse: int = 0
     unkept_best: float | None = None  # the score of the model as it is, until a checkpoint has it
     outside: list[Any] = []
+    balance: Balance = Balance()
+
+    def copy(self) -> Book:
+        """As it is now."""
+        return msgspec.structs.replace(self, outside=list(self.outside))
 
     def to_tree(self) -> dict[str, Any]:
         tree = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {**tree, "cursor": (self.cursor.epoch, self.cursor.position), "outside": list(self.outside)}
+        return {
+            **tree,
+            "cursor": (self.cursor.epoch, self.cursor.position),
+            "outside": list(self.outside),
+            "balance": msgspec.to_builtins(self.balance),
+        }
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Book:
-        return cls(**{**tree, "cursor": Cursor(*tree["cursor"])})
+        balance = msgspec.convert(tree["balance"], Balance)
+        return cls(**{**tree, "cursor": Cursor(*tree["cursor"]), "balance": balance})
 
     def judge(self, score: float, mode: Mode, min_delta: float) -> bool:
         """Whether a score is the best so far; counts those that are not."""

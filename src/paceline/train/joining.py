@@ -18,6 +18,7 @@ from paceline.control.client import MemberClient
 from paceline.control.member import Member
 from paceline.control.messages import Introduction
 from paceline.control.ticket import Ticket
+from paceline.train import warming
 from paceline.train.groups import Groups
 from paceline.train.membership import Client, Ledger, Membership
 from paceline.train.solo import Solo, own_card
@@ -106,8 +107,8 @@ def _own_address(ticket: Ticket) -> str:
         return str(probe.getsockname()[0])
 
 
-def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module) -> Introduction:
-    """Who this worker is, and what must be alike on all."""
+def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module, capacity: float) -> Introduction:
+    """Who this worker is, how fast it may be, and what must be alike on all."""
     parameters = tuple(
         f"{name} {str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
         for name, parameter in model.named_parameters()
@@ -120,6 +121,8 @@ def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module) -> Int
         agent=joined.agent,
         facts={**versions, **facts},
         parameters=parameters,
+        capacity=capacity,
+        tried=warming.tried_pace(),
     )
 
 

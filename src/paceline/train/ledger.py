@@ -97,7 +97,8 @@ class TrainingLedger:
     def gift(self, whole: bool) -> Any:
         if whole:
             return self._whole(self._look_applied())
-        return {**self._result, "update": self.training.of_update()}
+        result = {**self._result, "book": self._result["book"].to_tree()}
+        return {**result, "update": self.training.of_update()}
 
     def _whole(self, applied: int) -> dict[str, Any]:
         return {
@@ -126,7 +127,7 @@ class TrainingLedger:
         self._has_worked = True
         self.settle(operation)
         self.row = StepRow(*result["row"]) if result["row"] is not None else None
-        self._result = {name: value for name, value in result.items() if name != "update"}
+        self.keep_result(operation, result["outcome"], result["stopping"])
         return result["outcome"]
 
     def stopping_in(self, result: Any) -> bool:
@@ -158,7 +159,7 @@ class TrainingLedger:
         self._result = {
             "applied": operation,
             "outcome": outcome,
-            "book": self.book.to_tree(),
+            "book": self.book.copy(),
             "stopping": stopping,
             "row": msgspec.structs.astuple(self.row) if self.row is not None else None,
         }

@@ -29,10 +29,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import msgspec
 import torch
 from torch import nn
 
-from paceline.control.member_events import Fail, Kind, Leave, Ready
+from paceline.control.member_events import Burden, Fail, Kind, Leave, Ready
 from paceline.control.messages import Phase, Plan
 from paceline.control.progress import MetricRow, StepRow, WorkerRow
 from paceline.data.cursor import Cursor, advance, is_finished, next_epoch
@@ -40,7 +41,7 @@ from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
 from paceline.engine.base import START_AGAIN
-from paceline.strategy import Agreement, AllReduce, Disagreement, Flag, Notice
+from paceline.strategy import Agreement, AllReduce, Contribution, Disagreement, Flag, Notice
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
 from paceline.train import joining
 from paceline.train.batches import Batch, Batches, ValidationData
@@ -51,6 +52,7 @@ from paceline.train.evaluation import Scores, Validate, evaluate
 from paceline.train.ledger import END, TrainingLedger
 from paceline.train.membership import ALIKE, Outcome, Place, Released
 from paceline.train.saving import Checkpoints, Saver
+from paceline.train.sharing import Sharing, Stopwatch
 from paceline.train.training_state import Stateful, TrainingState
 
 logger = logging.getLogger("paceline.train")
@@ -86,6 +88,7 @@ class Session:
             nonfinite=nonfinite,
             check=self._check,
         )
+        min_share = 2 if self._strategy.has_batch_statistics() else 1
         self._batches = Batches(
             data,
             global_batch=global_batch,
@@ -93,8 +96,11 @@ class Session:
             shuffle=shuffle,
             order=order,
             options=loader,
-            min_share=2 if self._strategy.has_batch_statistics() else 1,
+            min_share=min_share,
         )
+        self._sharing = Sharing(global_batch, min_share)
+        self._watch = Stopwatch()
+        self._reduced_s = 0.0  # in the last step
         self._facts = {
             "dataset_length": str(self._batches.length),
             "the data's fingerprint": fingerprint(data, seed=seed)[:16],
@@ -193,15 +199,21 @@ class Session:
     def _fetch(self) -> Any:
         """This worker's part of the next global batch."""
         joined = self._join()
+        self._watch.pause()
         try:
             plan = joined.membership.wait_for_plan()
         except Released as released:
             self._go(released)
         except Evicted as evicted:
             self._give_way(evicted)
+        self._watch.resume()
         self._ledger.training.mark()
-        self._given = self._batches.fetch(plan, plan.rank_of(joined.member), self._ledger.book.cursor)
+        self._given = self._fetch_part(plan, plan.rank_of(joined.member))
         return self._given.value
+
+    def _fetch_part(self, plan: Plan, rank: int) -> Batch:
+        book = self._ledger.book
+        return self._batches.fetch(self._sharing.shares(plan, book), rank, book.cursor)
 
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
         """One update of the model from the global batch of which `batch` is this worker's part; the global mean of the
@@ -221,22 +233,33 @@ class Session:
 
     def _prepare_step(self, plan: Plan) -> None:
         """The step will be done again with whoever is left: this worker's new part of the batch."""
-        self._prepared = self._batches.fetch(plan, plan.rank_of(self._join().member), self._ledger.book.cursor)
+        self._watch.spoil()
+        self._prepared = self._fetch_part(plan, plan.rank_of(self._join().member))
 
     def _attempt_step(self, place: Place, loss_fn: Callable[..., Any], given: Batch, began: float) -> Outcome:
         self._bind(place)
         self._ledger.save_if_due(place)
         ready = (one for one in (given, self._prepared) if one is not None and one.generation == place.plan.generation)
-        batch = next(ready, None) or self._batches.fetch(place.plan, place.rank, self._ledger.book.cursor)
+        batch = next(ready, None) or self._fetch_part(place.plan, place.rank)
         self._prepared = None
-        contribution = self._strategy.compute(
-            loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._ledger.book.steps + 1
-        )
+        contribution = self._compute(loss_fn, batch)
         computed = time.monotonic()
-        agreement = self._strategy.reduce(contribution, self._notice(place))
+        agreement = self._strategy.reduce(contribution, self._notice_of_step(place))
+        self._watch.start()
+        self._reduced_s = time.monotonic() - computed
         return self._outcome(
             place, agreement.rows, lambda: self._commit_step(place, agreement, batch, computed - began, began)
         )
+
+    def _compute(self, loss_fn: Callable[..., Any], batch: Batch) -> Contribution:
+        limit = self._strategy.limit
+        contribution = self._strategy.compute(
+            loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._ledger.book.steps + 1
+        )
+        if self._strategy.limit != limit:
+            self._watch.spoil()
+            self._tell("out of memory", f"with {batch.samples} samples; goes on with {self._strategy.limit} at a time")
+        return contribution
 
     def _commit_step(self, place: Place, agreement: Agreement, batch: Batch, compute_s: float, began: float) -> float:
         book = self._ledger.book
@@ -264,8 +287,21 @@ class Session:
             )
         )
         self._report_speed(place, batch, compute_s, seconds)
+        self._share_out(place, agreement.rows)
         self._ledger.keep_result(place.operation, agreement.loss, self._stopping_agreed)
         return agreement.loss
+
+    def _share_out(self, place: Place, rows: Rows) -> None:
+        """What each worker takes from the next step on."""
+        book = self._ledger.book
+        burden = book.balance.burden
+        reason = self._sharing.observe(place.plan, book, rows)
+        if reason and place.rank == 0:
+            self._tell("shares", reason)
+        if book.balance.burden != burden and place.rank == 0:
+            self._join().client.post(Burden(book.balance.burden, book.balance.why_burden))
+            if book.balance.burden:
+                self._tell("burden", f"{book.balance.burden} costs more than it gives: {book.balance.why_burden}")
 
     # -- validation and decisions ------------------------------------------------------------------------------------
 
@@ -284,7 +320,8 @@ class Session:
         was_training = self._model.training
         self._model.eval()
         try:
-            scores: Scores = evaluate(validate, parts.walk(place.plan, place.rank), self._check)
+            shares = self._sharing.shares(place.plan, self._ledger.book)
+            scores: Scores = evaluate(validate, parts.walk(shares, place.rank), self._check)
         finally:
             self._model.train(was_training)
         results = scores.agree(place.group, lambda text: _exchange_text(place, text))
@@ -349,6 +386,8 @@ class Session:
             # The run was asked to stop: at a clean point all workers end it instead of going on.
             return attempt(place) if place.kind is kind else self._attempt_end(place)
 
+        if kind is not Kind.STEP:
+            self._watch.pause()
         try:
             outcome = joined.membership.operate(kind, either, prepare)
         except Released as released:
@@ -358,6 +397,7 @@ class Session:
         if outcome == END:
             self._leave_after_end()
             raise SystemExit(0)
+        self._watch.resume()
         return outcome
 
     def _go(self, released: Released) -> NoReturn:
@@ -378,6 +418,12 @@ class Session:
         flags = (int(Flag.STOP) if asked else 0) | _KINDS.index(place.kind) << _KIND_BIT
         return Notice(place.operation, joined.membership.offer(), flags)
 
+    def _notice_of_step(self, place: Place) -> Notice:
+        busy_s = self._watch.read()  # first of all: what follows is not the work of this worker
+        shares = self._sharing.digest(self._sharing.shares(place.plan, self._ledger.book))
+        notice = self._notice(place)
+        return msgspec.structs.replace(notice, shares=shares, busy_s=busy_s, reduced_s=self._reduced_s)
+
     def _row_of(self, place: Place) -> Row:
         notice = self._notice(place)
         return Row(notice.operation, notice.held, notice.flags)
@@ -395,6 +441,8 @@ class Session:
         wanted = (place.plan.generation, self._ledger.num_swaps)
         if self._bound != wanted:
             self._bound = (-1, -1)
+            self._watch.spoil()
+            self._reduced_s = 0.0
             self._strategy.bind(place.group, place.rank, place.size)
             self._bound = wanted
 
@@ -423,7 +471,8 @@ class Session:
             parameters = [one for one in self._model.parameters() if one.requires_grad]
             joined.groups.reserve_bytes = sum(one.numel() * one.dtype.itemsize for one in parameters)
             self._endings.watch()
-            introduction = joining.introduce(joined, self._facts, self._model)
+            capacity = self._ticket.capacity if self._ticket is not None else 0.0
+            introduction = joining.introduce(joined, self._facts, self._model, capacity)
             if self._ticket is not None:
                 joined.membership.expect_state(self._ledger.training.expected_bytes())
             joined.client.post(Ready(introduction, base))
@@ -539,6 +588,9 @@ _TOLD: dict[str, Callable[[str], tuple[str, str]]] = {
     "failed": lambda text: ("warning", f"no checkpoint: {text}"),
     "skipped": lambda text: ("warning", f"no checkpoint: {text}"),
     "skipped checkpoint": lambda text: ("warning", f"unreadable, put aside: {text}"),
+    "out of memory": lambda text: ("warning", f"out of memory {text}"),
+    "shares": lambda text: ("shares", text),
+    "burden": lambda text: ("warning", text),
     "skipped step": lambda text: ("warning", f"step skipped: {text}"),
     "resumed": lambda text: ("resumed", text),
 }

@@ -2,11 +2,16 @@
 
 A worker that joins reports ready when its script asks for the first epoch. What the first step costs beyond a usual one
 (compilation, memory, kernels that are chosen, lazy imports) is paid by all others if it comes after that.
+
+Where the agent asks for it (`--capacity probe`), the loss is then called for about a second more, on more and more
+samples: how long that takes gives the worker a first share that fits, beside workers that were measured.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +22,13 @@ from paceline.data.dataset import check_dataset
 from paceline.data.loader import Loader, LoaderOptions
 from paceline.data.seeding import generators_kept
 from paceline.data.window import Work
-from paceline.strategy import calling
+from paceline.strategy import calling, memory
+
+PROBE_VARIABLE = "PACELINE_PROBE_S"
+_MOST_PROBED = 1024
+_REPEATED = 3
+
+_tried: list[tuple[float, float]] = []
 
 
 def warm_up(
@@ -31,11 +42,55 @@ def warm_up(
         raise ValueError(f"warm_up(samples={samples!r}): give 1 sample or more")
     num_samples = min(samples, check_dataset(data))
     collate_fn = options.collate_fn if options is not None else None
-    with generators_kept(), _untouched(model):
-        with Loader(data, seed=0, options=LoaderOptions(collate_fn=collate_fn)) as loader:
-            batch = loader.fetch(Work((0, 0), 0, tuple(range(num_samples))), lambda _: None)
-        with torch.enable_grad(), _accelerators_kept():
-            calling.call(loss_fn, batch, num_samples).loss.backward()  # type: ignore[no-untyped-call]
+    probe_s = float(os.environ.get(PROBE_VARIABLE) or 0)
+    loader = Loader(data, seed=0, options=LoaderOptions(collate_fn=collate_fn))
+
+    def take(count: int) -> None:
+        batch = loader.fetch(Work((0, 0), 0, tuple(range(count))), lambda _: None)
+        calling.call(loss_fn, batch, count).loss.backward()  # type: ignore[no-untyped-call]
+        _synchronize()
+
+    with loader, generators_kept(), _untouched(model), torch.enable_grad(), _accelerators_kept():
+        take(num_samples)
+        if probe_s > 0:
+            _tried[:] = [_probe(take, num_samples, min(len(data), _MOST_PROBED), probe_s)]
+
+
+def tried_pace() -> tuple[float, float] | None:
+    """The fixed time of a step and that of a sample, as this process found by trying; None if it did not."""
+    return _tried[0] if _tried else None
+
+
+def _probe(take: Callable[[int], None], fewest: int, most: int, probe_s: float) -> tuple[float, float]:
+    """The line through the two largest batches for which there was time."""
+    ends_at = time.monotonic() + probe_s
+    count = fewest
+    times: dict[int, float] = {}
+    while not times or (time.monotonic() < ends_at and count <= most):
+        try:
+            times[count] = min(_timed(take, count) for _ in range(_REPEATED))
+        except Exception as error:
+            if not times or not memory.is_exhausted(error):
+                raise
+            memory.release(error)
+            break
+        count *= 2
+    largest = max(times)
+    sample_s = times[largest] / largest
+    if len(times) > 1:
+        sample_s = max(sample_s / 10, (times[largest] - times[largest // 2]) / (largest - largest // 2))
+    return max(0.0, times[largest] - sample_s * largest), sample_s
+
+
+def _timed(take: Callable[[int], None], count: int) -> float:
+    began = time.monotonic()
+    take(count)
+    return time.monotonic() - began
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,157 @@
+"""Real processes of unequal speed: what each takes of a batch, what that changes in the training, and what not."""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from trainers import check_samples
+from unequal_trainers import BATCH, by_worker, num_steps, slow_for_a_while, train_unequal
+
+from paceline.control.coordinator_events import Settings
+from paceline.testing.rehearsal import Died, Rehearsal
+
+pytestmark = pytest.mark.timeout(120)
+
+EQUAL = partial(by_worker, (1.0, 1.0, 1.0))
+
+
+def shares_of(results: list[dict[str, Any]], step: int) -> list[int]:
+    """By worker, in a step."""
+    return [next(len(numbers) for _, at, numbers in result["committed"] if at == step) for result in results]
+
+
+def check_same_training(results: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    """All have the same bits, each sample was taken once, and one process alone comes to the same, to rounding."""
+    assert len({result["digest"] for result in results}) == 1
+    assert results[0]["steps"] == alone["steps"]
+    assert results[0]["weights"] == pytest.approx(alone["weights"], rel=1e-4, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with Rehearsal(train_unequal, EQUAL, 4, workers=1, folder=tmp_path_factory.mktemp("alone")) as run:
+        (result,) = run.finish()
+        return dict(result)
+
+
+def test_each_takes_what_it_can_and_the_training_is_the_same(tmp_path: Path, alone: dict[str, Any]) -> None:
+    slowness = partial(by_worker, (1.0, 2.0, 4.0))
+    with Rehearsal(train_unequal, slowness, 4, workers=3, folder=tmp_path) as run:
+        results = run.finish()
+        said = run.events("shares")
+    check_samples(results, 4)
+    check_same_training(results, alone)
+    last_full = num_steps(4) - 1
+    first, second, third = shares_of(results, last_full)
+    assert first + second + third == BATCH
+    assert first > second > third
+    # 40 samples at 1 : 1/2 : 1/4 are 23 : 11 : 6; what a step costs beside its samples favours the fast.
+    assert first >= 20
+    assert third <= 9
+    assert "longer per sample than" in said[0]
+    assert len(said) <= 6
+
+
+def test_a_worker_that_slows_down_is_relieved_within_five_steps(tmp_path: Path) -> None:
+    with Rehearsal(train_unequal, slow_for_a_while, 8, workers=2, folder=tmp_path) as run:
+        results = run.finish()
+    before = shares_of(results, 29)[1]
+    assert before >= 15
+    # The fifth slow step is number 35.
+    relieved = min(step for step in range(31, num_steps(8)) if step % 6 and shares_of(results, step)[1] <= 10)
+    assert relieved <= 36
+
+
+def test_fixed_shares_repeat_bit_for_bit(tmp_path: Path) -> None:
+    digests = []
+    for attempt, slowness in enumerate([EQUAL, partial(by_worker, (3.0, 1.0, 2.0))]):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        settings = Settings(wanted=3, fewest=3, most=3, shares=(4, 2, 1))
+        with Rehearsal(train_unequal, slowness, 2, workers=3, folder=folder, settings=settings) as run:
+            results = run.finish()
+            assert run.events("shares") == []
+        check_samples(results, 2)
+        assert {tuple(sorted(shares_of(results, step))) for step in range(1, 5)} == {(6, 11, 23)}
+        digests.append(results[0]["digest"])
+    assert digests[0] == digests[1]
+
+
+def test_equal_shares_on_request(tmp_path: Path) -> None:
+    settings = Settings(wanted=2, shares=(1,))
+    with Rehearsal(
+        train_unequal, partial(by_worker, (1.0, 5.0)), 2, workers=2, folder=tmp_path, settings=settings
+    ) as run:
+        results = run.finish()
+    assert {tuple(shares_of(results, step)) for step in (1, 2, 3, 10)} == {(20, 20)}
+
+
+def test_a_worker_without_enough_memory_takes_less_and_the_step_is_served(
+    tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    function = partial(train_unequal, fits=(10,))
+    with Rehearsal(function, EQUAL, 4, workers=2, folder=tmp_path) as run:
+        results = run.finish()
+        assert all(not isinstance(result, Died) for result in results), run.log(0)
+        warnings, said = run.events("warning"), run.events("shares")
+    assert warnings == ["out of memory with 20 samples; goes on with 10 at a time"]
+    assert "has memory for 10 samples at a time" in said[0]
+    check_samples(results, 4)
+    check_same_training(results, alone)
+    assert shares_of(results, 1) == [20, 20]
+    assert shares_of(results, 2) == [10, 30]
+
+
+def test_where_no_memory_suffices_the_step_is_done_in_pieces(tmp_path: Path, alone: dict[str, Any]) -> None:
+    function = partial(train_unequal, fits=(7, 7))
+    with Rehearsal(function, EQUAL, 4, workers=2, folder=tmp_path) as run:
+        results = run.finish()
+        assert sorted(run.events("warning")) == ["out of memory with 20 samples; goes on with 5 at a time"] * 2
+    check_samples(results, 4)
+    check_same_training(results, alone)
+
+
+def test_a_straggler_is_let_go_if_asked_for_and_named_in_any_case(tmp_path: Path, alone: dict[str, Any]) -> None:
+    slowness = partial(by_worker, (1.0, 1.0, 150.0))
+    for is_dropped in (False, True):
+        folder = tmp_path / str(is_dropped)
+        folder.mkdir()
+        settings = Settings(wanted=3, drop_stragglers=is_dropped)
+        with Rehearsal(train_unequal, slowness, 4, workers=3, folder=folder, settings=settings) as run:
+            results = run.finish()
+            warnings, drained = run.events("warning"), run.events("draining")
+        assert "costs more than it gives: it takes 15" in warnings[0]
+        assert warnings[0].split()[0] not in warnings[0].split(":", 1)[1]
+        assert len(drained) == is_dropped
+        assert (results[2] == Died(0)) == is_dropped
+        check_samples([result for result in results if result != Died(0)], 4, lost=is_dropped)
+        check_same_training(results[:2], alone)
+
+
+def test_the_first_share_of_a_newcomer_goes_by_its_declared_capacity(tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    function = partial(train_unequal, enough=str(enough))
+    with Rehearsal(function, EQUAL, workers=2, folder=tmp_path) as run:
+        run.wait_for(lambda: len(run.said(0)) > 12)
+        run.ticket = msgspec.structs.replace(run.ticket, capacity=2.0)
+        run.add()
+        run.wait_for(lambda: len(run.said(2)) >= 16)
+        enough.touch()
+        results = run.finish()
+    first = next(len(numbers) for _, step, numbers in results[2]["committed"] if step % 6)
+    assert first in (19, 20, 21)
+    last = [len(numbers) for _, step, numbers in results[2]["committed"][-12:] if step % 6]
+    assert statistics.median(last) < 18
+
+
+def test_equal_workers_are_left_alone(tmp_path: Path) -> None:
+    with Rehearsal(train_unequal, EQUAL, 8, workers=2, folder=tmp_path) as run:
+        results = run.finish()
+        said = run.events("shares")
+    assert len(said) <= 2
+    assert abs(shares_of(results, num_steps(8) - 1)[0] - BATCH // 2) <= 3
