@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,12 @@ from torch import nn
 
 from paceline.cli.bench import machine
 from paceline.collective import Group
-from paceline.control import config as configs
 from paceline.control import ticket as tickets
-from paceline.control.config import Config
 from paceline.control.coordinator_events import Settings
 from paceline.control.ticket import Ticket
 from paceline.data.loader import LoaderOptions
 from paceline.strategy import AllReduce, Notice
+from paceline.testing.coordinating import coordinator
 from paceline.testing.crew import Crew
 from paceline.train.session import Session
 
@@ -170,24 +169,6 @@ _prepared: dict[str, tuple[Step, int]] = {}
 _sessions: list[Session] = []
 
 
-@contextlib.contextmanager
-def coordinator(folder: Path) -> Iterator[Ticket]:
-    """That of a run in this folder; what its workers need to find it."""
-    settings = Settings(wanted=NUM_WORKERS)
-    with (folder / "coordinator.log").open("wb") as log:
-        process = configs.launch(Config.new(run="steps", folder=folder, settings=settings), stdout=log, stderr=log)
-    try:
-        ends_at = time.monotonic() + 60.0
-        while not (folder / tickets.ACCESS_FILE).exists():
-            if process.poll() is not None or time.monotonic() > ends_at:
-                raise RuntimeError(f"the coordinator did not start (exit code {process.poll()})")
-            time.sleep(0.01)
-        yield tickets.read_access(folder).ticket
-    finally:
-        process.kill()
-        process.wait()
-
-
 def prepare(group: Group, case: str, way: str, store: str, ticket: Ticket | None) -> int:
     """Build the model and take a few steps; the number of its parameters."""
     torch.set_num_threads(1)
@@ -227,7 +208,8 @@ def measure(case: str, num_rounds: int, ways: list[str]) -> dict[str, Any]:
         # Processes of its own for each way: what one leaves in the allocator would speed up another.
         crews = {way: stack.enter_context(Crew(NUM_WORKERS)) for way in ways}
         for number, (way, crew) in enumerate(crews.items()):
-            ticket = stack.enter_context(coordinator(Path(folder))) if way == SESSION else None
+            settings = Settings(wanted=NUM_WORKERS)
+            ticket = stack.enter_context(coordinator(Path(folder), settings)) if way == SESSION else None
             num_parameters = crew.run(prepare, case, way, f"{folder}/store-{number}", ticket)[0]
         for number in range(num_rounds):
             for way in ways if number % 2 == 0 else reversed(ways):

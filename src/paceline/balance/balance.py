@@ -27,7 +27,7 @@ from paceline.balance.division import Pace, divide, finish_s, ideal_s
 from paceline.balance.estimate import Estimate
 
 _LEAST_GAIN = 0.02
-_DOUBT = 4.0  # times the uncertainty of the slowest worker's pace: less gain than that may be none
+_DOUBT = 3.0  # times the uncertainty of the slowest worker's pace: less gain than that may be none
 _MEMORY = 16
 _HEAVY_GAIN = 0.05  # by how much a run would be faster without a worker that is a burden
 _HEAVY_STEPS = 10  # one after the other

@@ -20,14 +20,13 @@ import msgspec
 
 from paceline.balance.division import Pace
 
-_MEMORY = 32
+_MEMORY = 64
 _STUBBORN = 3  # so many measurements beyond the band, one after the other, are the truth
 _LEAST_BAND = 0.15
 _BAND = 4.0  # times the noise
 _FIRST_NOISE = 0.1
-_PRIOR = (
-    0.01  # how much the shares must have varied, as a part of their mean squared, to trust the fitted slope by half
-)
+_FIXED = 0.3  # how large a part of a step its fixed time is, usually; more must be proven against the noise
+_LEAST_PRIOR = 0.001  # of the mean share, squared: so much it must have varied at least to tell anything
 _LEAST_SLOPE = 0.05  # of the whole time, at the usual share
 
 
@@ -52,7 +51,10 @@ class Estimate(msgspec.Struct, frozen=True, array_like=True):
     def pace(self) -> Pace:
         """Of a worker that was measured."""
         whole = self.seconds / self.samples
-        prior = _PRIOR * self.samples * self.samples
+        # What is believed before the shares have varied, no fixed time, weighs as much as the noise allows.
+        noise = self.noise / _FIXED
+        weight = max(_LEAST_PRIOR, noise * noise / min(self.count, _MEMORY))
+        prior = weight * self.samples * self.samples
         slope = (self.covariance + prior * whole) / (self.variance + prior)
         slope = min(whole, max(_LEAST_SLOPE * whole, slope))
         return Pace(max(0.0, self.seconds - slope * self.samples), slope, self.limit)
@@ -98,7 +100,7 @@ class Estimate(msgspec.Struct, frozen=True, array_like=True):
             seconds=self.seconds + weight * longer,
             variance=(1.0 - weight) * (self.variance + weight * more * more),
             covariance=(1.0 - weight) * (self.covariance + weight * more * longer),
-            noise=self.noise + (off - self.noise) / _MEMORY,
+            noise=self.noise + weight * (off - self.noise),
             beyond=beyond,
             limit=self.limit,
         )

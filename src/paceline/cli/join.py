@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli.leaving import BAD_INPUT, leave
-from paceline.cli.run import FolderOption
+from paceline.cli.run import CapacityOption, FolderOption
 from paceline.cli.script import command_of
 from paceline.errors import PacelineError
 
@@ -35,6 +35,7 @@ def join(
     workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start here.")] = 1,
     folder: FolderOption = Path("runs"),
     restarts: Annotated[int, typer.Option(help="How often a worker that died is started again.")] = 3,
+    capacity: CapacityOption = "",
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
 ) -> None:
     """Joins a run with workers of this machine: paceline join CODE -n 2 train.py. They take part from the next step
@@ -43,7 +44,7 @@ def join(
         code, script = (code, words) if code else (words[0], words[1:])
         if not script:
             raise ValueError("there is no script to run; write: paceline join CODE -n 2 train.py")
-        exit_code = _join(_read_code(code), command_of(script, is_module=module), workers, folder, restarts)
+        exit_code = _join(_read_code(code), command_of(script, is_module=module), workers, folder, restarts, capacity)
     except (PacelineError, ValueError, OSError) as error:
         leave(error, BAD_INPUT)
     raise typer.Exit(exit_code)
@@ -61,19 +62,20 @@ def _read_code(code: str) -> str:
     return code
 
 
-def _join(code: str, command: tuple[str, ...], workers: int, root: Path, restarts: int) -> int:
+def _join(code: str, command: tuple[str, ...], workers: int, root: Path, restarts: int, capacity: str) -> int:
     from paceline.control import invitation
-    from paceline.engine import folders, running
+    from paceline.engine import folders, running, speeds
     from paceline.engine.local import Job
     from paceline.engine.slots import Rules
     from paceline.wire.deadline import Deadline
 
     Rules(workers=workers, restarts=restarts)
+    speed = speeds.parse_capacity(capacity)
     ticket = invitation.enter(code, deadline=Deadline(DOOR_S, "entering the run by its invitation"))
     with contextlib.closing(folders.claim_for_guest(root, ticket.run)) as place:
-        job = Job(command=command, workers=workers, run=ticket.run, ranked=False)
+        job = Job(command=command, workers=workers, run=ticket.run, ranked=False, environment=speed.environment)
         with running.Lifetime(place) as life:
-            outcome = life.join(ticket, workers, restarts, running.local_engine(job, place.logs))
+            outcome = life.join(ticket, workers, restarts, speed, running.local_engine(job, place.logs))
             explanation = life.explanation(outcome)
         running.report(outcome, explanation, place)
         return outcome.code

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from paceline.cli import people
-from paceline.cli.bench.command import app as bench_app
+from paceline.cli.bench.app import app as bench_app
+from paceline.cli.bench.command import allreduce
+from paceline.cli.bench.shares.command import shares
 from paceline.cli.join import CodeFirst, join
 from paceline.cli.run import SCRIPT_SETTINGS, run
 
@@ -25,6 +27,8 @@ app.command()(people.invite)
 app.command()(people.drain)
 app.command()(people.stop)
 app.command()(people.logs)
+bench_app.command()(allreduce)
+bench_app.command()(shares)
 app.add_typer(bench_app, name="bench")
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 # Options end at the script: everything after it is the script's own.
 SCRIPT_SETTINGS = {"allow_interspersed_args": False}
 
+CapacityOption = Annotated[
+    str,
+    typer.Option(metavar="NUMBER|probe", help="How fast this machine is beside others.", show_default="as measured"),
+]
 FolderOption = Annotated[Path, typer.Option("--folder", help="Where the folders of runs are.")]
 
 
@@ -31,15 +35,28 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with this run, or with the newest.")] = False,
     host: Annotated[str, typer.Option(help="This machine's address, for others to join by.")] = "127.0.0.1",
     restarts: Annotated[int, typer.Option(help="How often a worker that died is started again.")] = 3,
+    shares: Annotated[
+        str, typer.Option(metavar="auto|equal|4:2:1", help="How batches are divided: by speed, equally, fixed.")
+    ] = "auto",
+    capacity: CapacityOption = "",
+    drop_stragglers: Annotated[
+        bool, typer.Option("--drop-stragglers", help="Let a worker go that costs more than it gives.")
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
 ) -> None:
     """Trains a script with several workers on this machine; others may join."""
     try:
         command = command_of(script, is_module=module)
+        hosting = _hosting(
+            *(workers, fewest, most, host, restarts),
+            shares=shares,
+            capacity=capacity,
+            drop_stragglers=drop_stragglers,
+        )
         code = _run(
             command,
-            _hosting(workers, fewest, most, host, restarts),
+            hosting,
             name=name,
             root=folder,
             stem=script[0].rpartition(".")[2] if module else Path(script[0]).stem,
@@ -51,7 +68,18 @@ def run(
     raise typer.Exit(code)
 
 
-def _hosting(workers: int, fewest: int, most: int | None, host: str, restarts: int) -> Hosting:
+def _hosting(
+    workers: int,
+    fewest: int,
+    most: int | None,
+    host: str,
+    restarts: int,
+    *,
+    shares: str,
+    capacity: str,
+    drop_stragglers: bool,
+) -> Hosting:
+    from paceline.engine import speeds
     from paceline.engine.running import Hosting
     from paceline.engine.slots import Rules
 
@@ -59,7 +87,16 @@ def _hosting(workers: int, fewest: int, most: int | None, host: str, restarts: i
         raise ValueError(f"--host {host} is every address of this machine; give the one that the others use")
     Rules(workers=workers, restarts=restarts)
     limit = {} if most is None else {"most": most}
-    hosting = Hosting(workers=workers, fewest=fewest, host=host, restarts=restarts, **limit)
+    hosting = Hosting(
+        workers=workers,
+        fewest=fewest,
+        host=host,
+        restarts=restarts,
+        shares=speeds.parse_shares(shares),
+        drop_stragglers=drop_stragglers,
+        capacity=speeds.parse_capacity(capacity),
+        **limit,
+    )
     hosting.settings()
     return hosting
 
@@ -77,7 +114,7 @@ def _run(
         if resume:
             folders.reopen(place.folder)
         display = running.Display(place.folder, plain=plain)
-        job = Job(command=command, workers=hosting.workers, run=name)
+        job = Job(command=command, workers=hosting.workers, run=name, environment=hosting.capacity.environment)
         with running.Lifetime(place, display) as life:
             outcome = life.host(hosting, running.local_engine(job, place.logs))
             explanation = life.explanation(outcome)

@@ -26,16 +26,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sleep_s: float = 2.0  # a pause between ticks from which on the coordinator itself has slept
 
     def __post_init__(self) -> None:
-        if not 1 <= self.fewest <= self.wanted <= self.most:
-            raise ValueError(
-                f"--min {self.fewest}, -n {self.wanted} and --max {self.most} must be at least 1 and in this order"
-            )
         if any(share < 1 for share in self.shares):
             raise ValueError(f"--shares {':'.join(map(str, self.shares))}: each share must be 1 or more")
         if len(self.shares) > 1 and not self.wanted <= self.most <= len(self.shares):
             raise ValueError(
                 f"--shares {':'.join(map(str, self.shares))} is for {len(self.shares)} workers, but there may be "
                 f"{max(self.wanted, self.most)}; give a share for each, or let them have equal ones (--shares equal)"
+            )
+        if not 1 <= self.fewest <= self.wanted <= self.most:
+            raise ValueError(
+                f"--min {self.fewest}, -n {self.wanted} and --max {self.most} must be at least 1 and in this order"
             )
 
 

@@ -30,7 +30,7 @@ from paceline.control.progress import MetricRow, StepRow
 from paceline.errors import PacelineError
 
 DATABASE = "run.db"
-VERSION = 1
+VERSION = 2
 BUSY_S = 10.0  # how long one of the two connections waits for the other
 
 SCHEMA = """
@@ -39,7 +39,8 @@ CREATE TABLE events(id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL, term INTEGE
 CREATE TABLE plans(generation INTEGER PRIMARY KEY, time REAL, start TEXT, base INTEGER, members TEXT, shares TEXT);
 CREATE TABLE members(
     member TEXT PRIMARY KEY, agent TEXT, pid INTEGER, host TEXT, rank INTEGER, share INTEGER, phase TEXT, fate TEXT,
-    reason TEXT, generation INTEGER, applied INTEGER, samples_per_s REAL, step_s REAL, joined REAL, updated REAL);
+    reason TEXT, generation INTEGER, applied INTEGER, samples_per_s REAL, step_s REAL, starved REAL,
+    joined REAL, updated REAL);
 CREATE TABLE steps(
     operation INTEGER PRIMARY KEY, time REAL, generation INTEGER, epoch INTEGER, position INTEGER, count INTEGER,
     loss REAL, seconds REAL, founding INTEGER, times_done INTEGER);
@@ -61,11 +62,12 @@ WHERE excluded.founding >= founding
 _EVENT = "INSERT INTO events(time, term, kind, member, text) VALUES(?, ?, ?, ?, ?)"
 
 _MEMBER = """
-INSERT INTO members VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO members VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT(member) DO UPDATE SET
     rank = excluded.rank, share = excluded.share, phase = excluded.phase, fate = excluded.fate,
     reason = excluded.reason, generation = excluded.generation, applied = excluded.applied,
-    samples_per_s = excluded.samples_per_s, step_s = excluded.step_s, updated = excluded.updated
+    samples_per_s = excluded.samples_per_s, step_s = excluded.step_s, starved = excluded.starved,
+    updated = excluded.updated
 """
 
 
@@ -87,8 +89,9 @@ class MemberState(NamedTuple):
     reason: str
     generation: int
     applied: int
-    samples_per_s: float
-    step_s: float
+    samples_per_s: float = 0.0
+    step_s: float = 0.0
+    starved: float = 0.0
 
 
 class Happening(NamedTuple):

@@ -41,7 +41,7 @@ class MetricRow(msgspec.Struct, frozen=True, array_like=True):
 
 class WorkerRow(msgspec.Struct, frozen=True, array_like=True):
     """How one worker is doing. `share` are the samples of its last step, `num_epochs` those it is asked for, 0 if that
-    is not known."""
+    is not known; `starved` is the part of its time in which it waits for a processor."""
 
     rank: int
     share: int
@@ -49,6 +49,7 @@ class WorkerRow(msgspec.Struct, frozen=True, array_like=True):
     step_s: float
     step: int
     num_epochs: int = 0
+    starved: float = 0.0
 
 
 class Remark(msgspec.Struct, frozen=True, array_like=True):

@@ -49,6 +49,7 @@ class MemberRow(msgspec.Struct, frozen=True):
     applied: int
     samples_per_s: float
     step_s: float
+    starved: float
     joined: float
     updated: float
 
@@ -151,6 +152,10 @@ class RunReader:
     def events(self, since_id: int = 0) -> list[EventRow]:
         """Those with a higher id."""
         return self._rows(EventRow, "SELECT * FROM events WHERE id > ? ORDER BY id", since_id)
+
+    def last_event(self, kind: str) -> EventRow | None:
+        found = self._rows(EventRow, "SELECT * FROM events WHERE kind = ? ORDER BY id DESC LIMIT 1", kind)
+        return found[0] if found else None
 
     def steps(self, since: int = -1) -> list[StepRecord]:
         """Those of higher operations."""

@@ -124,7 +124,9 @@ class Recorder:
         if worker is None:
             return member
         share = worker.share if member.rank >= 0 else 0
-        return member._replace(share=share, samples_per_s=worker.samples_per_s, step_s=worker.step_s)
+        return member._replace(
+            share=share, samples_per_s=worker.samples_per_s, step_s=worker.step_s, starved=worker.starved
+        )
 
 
 def states_of(machine: Coordinator) -> list[MemberState]:
@@ -148,8 +150,6 @@ def states_of(machine: Coordinator) -> list[MemberState]:
                 reason=record.reason,
                 generation=report.generation,
                 applied=report.applied,
-                samples_per_s=0.0,
-                step_s=0.0,
             )
         )
     return states

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.engine import folders, running, task, worker
+from paceline.engine import folders, running, speeds, task, worker
 from paceline.engine.events import Outcome, Result
 from paceline.engine.local import Job
 from paceline.errors import PacelineError
@@ -27,9 +27,11 @@ def launch(
     name: str = "",
     folder: str | Path = "runs",
     restarts: int = 3,
+    shares: str = speeds.AUTO,
+    drop_stragglers: bool = False,
 ) -> list[Any]:
     """Run `function(*arguments)` in `workers` processes of this machine, as `paceline run -n` runs a script, and return
-    what each returned, in order. What they print is printed here.
+    what each returned, in order. What they print is printed here. `shares` is "auto", "equal", or fixed ones: "4:2:1".
 
     If the run fails, its root cause is raised: the worker's own exception, with its traceback as a note, where it has
     one that can travel, else `LaunchFailed`. A `ValueError` says before anything is started that the function cannot be
@@ -39,7 +41,9 @@ def launch(
             "launch was called while a worker imports the main script; put the call under "
             "`if __name__ == '__main__':`, so that only the first process makes it"
         )
-    hosting = running.Hosting(workers=workers, restarts=restarts)
+    hosting = running.Hosting(
+        workers=workers, restarts=restarts, shares=speeds.parse_shares(shares), drop_stragglers=drop_stragglers
+    )
     hosting.settings()
     packed = task.pack(function, arguments)
     root = Path(folder)

@@ -29,6 +29,7 @@ from paceline.engine.folders import Place
 from paceline.engine.local import Attach, Job, LocalEngine
 from paceline.engine.output import Output
 from paceline.engine.slots import Rules
+from paceline.engine.speeds import Capacity
 from paceline.engine.supervisor import Supervisor
 from paceline.engine.terminal import Terminal
 from paceline.engine.warden import Warden
@@ -51,9 +52,20 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 1 << 30
     host: str = "127.0.0.1"
     restarts: int = 3
+    shares: tuple[int, ...] = ()
+    drop_stragglers: bool = False
+    capacity: Capacity = Capacity()
 
     def settings(self) -> Settings:
-        return Settings(wanted=self.workers, fewest=self.fewest, most=self.most)
+        # A list of fixed shares says how many workers there may be.
+        most = min(self.most, len(self.shares)) if len(self.shares) > 1 else self.most
+        return Settings(
+            wanted=self.workers,
+            fewest=self.fewest,
+            most=most,
+            shares=self.shares,
+            drop_stragglers=self.drop_stragglers,
+        )
 
 
 class Display:
@@ -120,14 +132,16 @@ class Lifetime:
             run=self.place.name, folder=self.place.folder, settings=hosting.settings(), host=hosting.host
         )
         identity = Identity()
-        ticket = ticket_of(config, identity.member)
+        ticket = msgspec.structs.replace(ticket_of(config, identity.member), capacity=hosting.capacity.declared)
         self._coordinator = CoordinatorChild(config, identity.member, self.place.logs, self._warden)
         return self._run(rules, ticket, identity, make_engine)
 
-    def join(self, ticket: Ticket, workers: int, restarts: int, make_engine: MakeEngine) -> Outcome:
+    def join(self, ticket: Ticket, workers: int, restarts: int, capacity: Capacity, make_engine: MakeEngine) -> Outcome:
         rules = Rules(workers=workers, restarts=restarts, owns_coordinator=False)
         identity = Identity()
-        ticket = msgspec.structs.replace(ticket, folder=str(self.place.folder), agent=identity.member)
+        ticket = msgspec.structs.replace(
+            ticket, folder=str(self.place.folder), agent=identity.member, capacity=capacity.declared
+        )
         return self._run(rules, ticket, identity, make_engine)
 
     def _run(self, rules: Rules, ticket: Ticket, identity: Identity, make_engine: MakeEngine) -> Outcome:

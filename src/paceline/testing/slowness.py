@@ -25,8 +25,9 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.strategy.allreduce import AllReduce
 
-_PERIOD_US = 10_000
-_LEAST_QUOTA_US = 1_000  # the kernel takes no less
+# The kernel takes no less for either; the shorter they are, the less a slow process stands still at a time.
+_LEAST_US = 1_000
+_LEAST_CORES = 0.01
 _WAIT_EMPTY_S = 5.0
 
 
@@ -51,13 +52,16 @@ class Quota:
         (self._path / "cgroup.procs").write_text(str(pid))
 
     def limit(self, cores: float | None) -> None:
-        if cores is not None and not cores * _PERIOD_US >= _LEAST_QUOTA_US:
-            raise ValueError(f"limit({cores}): give a tenth of a core or more, or None for no limit")
-        quota = None if cores is None else str(round(cores * _PERIOD_US))
+        if cores is not None and not cores >= _LEAST_CORES:
+            raise ValueError(f"limit({cores}): give {_LEAST_CORES} of a core or more, or None for no limit")
+        period_us = _LEAST_US if cores is None else max(_LEAST_US, round(_LEAST_US / cores))
+        quota = None if cores is None else str(round(cores * period_us))
         if self._is_v2:
-            (self._path / "cpu.max").write_text(f"{quota or 'max'} {_PERIOD_US}")
+            (self._path / "cpu.max").write_text(f"{quota or 'max'} {period_us}")
         else:
-            (self._path / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            # One after the other they must make sense too: no quota may be larger than its period allows.
+            (self._path / "cpu.cfs_quota_us").write_text("-1")
+            (self._path / "cpu.cfs_period_us").write_text(str(period_us))
             (self._path / "cpu.cfs_quota_us").write_text(quota or "-1")
 
     def close(self) -> None:

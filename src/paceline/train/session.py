@@ -53,6 +53,7 @@ from paceline.train.ledger import END, TrainingLedger
 from paceline.train.membership import ALIKE, Outcome, Place, Released
 from paceline.train.saving import Checkpoints, Saver
 from paceline.train.sharing import Sharing, Stopwatch
+from paceline.train.starvation import Starvation
 from paceline.train.training_state import Stateful, TrainingState
 
 logger = logging.getLogger("paceline.train")
@@ -100,6 +101,7 @@ class Session:
         )
         self._sharing = Sharing(global_batch, min_share)
         self._watch = Stopwatch()
+        self._starvation = Starvation()
         self._reduced_s = 0.0  # in the last step
         self._facts = {
             "dataset_length": str(self._batches.length),
@@ -452,7 +454,15 @@ class Session:
 
     def _report_speed(self, place: Place, batch: Batch, compute_s: float, seconds: float) -> None:
         speed = batch.samples / compute_s if compute_s > 0 else 0.0
-        row = WorkerRow(place.rank, batch.samples, speed, seconds, self._ledger.book.steps, self._first_epoch)
+        row = WorkerRow(
+            rank=place.rank,
+            share=batch.samples,
+            samples_per_s=speed,
+            step_s=seconds,
+            step=self._ledger.book.steps,
+            num_epochs=self._first_epoch,
+            starved=self._starvation.look(),
+        )
         self._join().client.progress.describe(row)
 
     # -- beginning and end -------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from paceline.data.dataset import check_dataset
 from paceline.data.loader import Loader, LoaderOptions
 from paceline.data.seeding import generators_kept
 from paceline.data.window import Work
+from paceline.engine.speeds import PROBE_VARIABLE
 from paceline.strategy import calling, memory
 
-PROBE_VARIABLE = "PACELINE_PROBE_S"
 _MOST_PROBED = 1024
 _REPEATED = 3
 

@@ -43,6 +43,7 @@ class Follower:
         self._plans: list[PlanRow] = []
         self._last_id = 0
         self._events: deque[EventRow] = deque(maxlen=LAST_EVENTS)
+        self._sharing: EventRow | None = None
 
     def look(self) -> Look | Trouble:
         path = self._folder / DATABASE
@@ -73,10 +74,12 @@ class Follower:
             self._last_id = fresh[-1].id
             self._events.extend(fresh)
             self._untaken.extend(fresh)
+            self._sharing = next((event for event in reversed(fresh) if event.kind == "shares"), self._sharing)
         if fresh or not self._plans:
             self._plans = reader.plans()  # a plan is never made without an event
         steps = self._steps.update(reader, self._plans, status.num_steps)
-        return describe(self._folder, status, reader.members(), steps, self._events, time.time())
+        members, now = reader.members(), time.time()
+        return describe(self._folder, status, members, steps, self._events, now, sharing=self._sharing)
 
     def take_events(self) -> list[EventRow]:
         taken, self._untaken = self._untaken, []

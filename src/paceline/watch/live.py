@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.control.reader import EventRow, MemberRow
-from paceline.watch import words
-from paceline.watch.look import Look
+from paceline.watch import sharing, words
+from paceline.watch.look import STILL, Look
 
 MAX_MEMBERS = 20
 MAX_EVENTS = 8
 MAX_BAR = 100
 NARROW, VERY_NARROW = 80, 50
+LOW = 12  # a screen with fewer lines has no room for notes
 
 STATE_STYLE = {
     "running": "green",
@@ -48,6 +49,7 @@ KIND_STYLE = {
     "draining": "yellow",
     "checkpoint": "blue",
     "plan": "cyan",
+    "shares": "cyan",
 }
 KIND_WORDS = {"dead": "died", "released": "left"}
 
@@ -60,12 +62,27 @@ def picture(look: Look, width: int, height: int) -> RenderableType:
         bar.add_row(ProgressBar(total=1.0, completed=fraction, width=max(1, min(width, MAX_BAR))))
         head.append(bar)
     events = look.events[-min(MAX_EVENTS, max(1, height // 4)) :]
-    room = height - len(head) - len(events) - 4  # a header of two lines, two headings, the line for the others
+    notes = sharing_lines(look) if height >= LOW else []
+    # A header of two lines, two headings, the line for the others.
+    room = height - len(head) - len(events) - len(notes) - 4
     parts: list[RenderableType] = [*head]
     if look.members:
         parts.append(member_table(look.living, look.members, width, max(1, min(MAX_MEMBERS, room))))
+    parts.extend(notes)
     parts.extend(event_line(event) for event in events)
     return Group(*parts)
+
+
+def sharing_lines(look: Look) -> list[Text]:
+    """Why the shares are what they are, and which hosts have too many workers."""
+    lines = []
+    if look.sharing is not None:
+        lines.append(Text(sharing.last_change(look.sharing), style="dim", no_wrap=True, overflow="ellipsis"))
+    if look.state not in STILL:
+        lines += [
+            Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in sharing.crowded(look.members)
+        ]
+    return lines
 
 
 def header(look: Look) -> Text:

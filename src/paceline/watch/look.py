@@ -32,7 +32,7 @@ LAST_EVENTS = 20
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """`epoch` and `position` are the cursor, None before the first step; 0 stands for a figure that is not known.
     `step` counts the steps of the history, `operation` is the number of the last one in the run's sequence.
-    `members` has those that live first, by rank."""
+    `members` has those that live first, by rank; `sharing` is the last change of shares."""
 
     folder: Path
     now: float
@@ -55,6 +55,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     is_deserted: bool
     members: tuple[MemberRow, ...]
     events: tuple[EventRow, ...]
+    sharing: EventRow | None = None
 
     @property
     def living(self) -> tuple[MemberRow, ...]:
@@ -125,7 +126,10 @@ def look_at(reader: RunReader, now: float) -> Look:
     """One look at all of it."""
     status, plans = reader.status(), reader.plans()
     steps = RecentSteps().update(reader, plans, status.num_steps)
-    return describe(reader.path.parent, status, reader.members(), steps, reader.events()[-LAST_EVENTS:], now)
+    events = reader.events()[-LAST_EVENTS:]
+    return describe(
+        reader.path.parent, status, reader.members(), steps, events, now, sharing=reader.last_event("shares")
+    )
 
 
 def describe(
@@ -135,6 +139,8 @@ def describe(
     steps: Sequence[StepRecord],
     events: Sequence[EventRow],
     now: float,
+    *,
+    sharing: EventRow | None = None,
 ) -> Look:
     ordered = sorted(members, key=lambda member: (bool(member.fate), member.rank < 0, member.rank, member.joined))
     last = steps[-1] if steps else None
@@ -170,6 +176,7 @@ def describe(
         is_deserted=status.status not in STILL and now - news > QUIET_S and coordinator_is_gone(folder),
         members=tuple(ordered),
         events=tuple(events),
+        sharing=sharing,
     )
 
 

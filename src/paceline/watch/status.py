@@ -16,9 +16,9 @@ from rich.text import Text
 
 from paceline.control.journal import DATABASE, JournalError
 from paceline.control.reader import EventRow, MemberRow, RunReader
-from paceline.watch import words
-from paceline.watch.live import event_line, header, member_table, state_of
-from paceline.watch.look import Look, look_at
+from paceline.watch import sharing, words
+from paceline.watch.live import event_line, header, member_table, sharing_lines, state_of
+from paceline.watch.look import STILL, Look, look_at
 
 MAX_MEMBERS = 20
 MAX_EVENTS = 10
@@ -64,6 +64,9 @@ def render(reader: RunReader, console: Console) -> None:
         console.print(Text(f"started {words.moment(look.started)}, generation {look.generation}, in {look.folder}"))
     if look.members:
         console.print(member_table(look.members, look.members, console.width, MAX_MEMBERS))
+    for line in sharing_lines(look):
+        line.no_wrap = False
+        console.print(line)
     for event in look.events[-MAX_EVENTS:]:
         console.print(event_line(event))
 
@@ -91,6 +94,8 @@ def _run(look: Look) -> dict[str, Any]:
         "loss": _finite(look.loss),
         "samples_per_s": _finite(look.samples_per_s),
         "last_step": look.last_step or None,
+        "shares": None if look.sharing is None else {"since": look.sharing.time, "reason": look.sharing.text},
+        "crowded": [] if look.state in STILL else sharing.crowded(look.members),
     }
 
 
@@ -107,6 +112,7 @@ def _member(member: MemberRow) -> dict[str, Any]:
         "generation": member.generation,
         "samples_per_s": _finite(member.samples_per_s),
         "step_s": _finite(member.step_s),
+        "starved": _finite(member.starved),
         "joined": member.joined,
         "updated": member.updated,
     }
