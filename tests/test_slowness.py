@@ -44,6 +44,19 @@ def test_a_quota_slows_a_process_down_and_is_gone_afterwards() -> None:
         left.wait()
 
 
+def test_what_a_killed_process_left_is_removed() -> None:
+    if obstacle := quota_obstacle():
+        pytest.skip(obstacle)
+    with Quota() as quota:
+        gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+        gone.wait()
+        left = quota._path.with_name(f"paceline-{gone.pid}-abcd")
+        left.mkdir()
+        with Quota():
+            assert quota._path.exists()
+        assert not left.exists()
+
+
 def a_system(root: Path, cgroup: str, mounts: str) -> Path:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(cgroup)

@@ -317,3 +317,24 @@ def interrupted(group: Group) -> Any:
 def test_an_interrupted_attempt_leaves_no_trace(crew: Crew) -> None:
     expected = crew.run(cases.train_with, "normalised", (6, 4, 2), 1, {})
     assert crew.run(interrupted) == [each["digest"] for each in expected]
+
+
+def divide_differently(group: Group) -> str:
+    case = cases.build("normalised")
+    strategy = AllReduce(case.modules, case.optimizers, seed=0)
+    strategy.bind(group, group.rank, group.size)
+    batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
+    found = strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=1)
+    try:
+        strategy.reduce(found, Notice(1, shares=7 if group.rank == 1 else 5))
+        return "went on"
+    except Disagreement as error:
+        return str(error)
+    finally:
+        strategy.close()
+
+
+def test_workers_that_divide_a_batch_differently_all_stop() -> None:
+    with Crew(3) as crew:
+        said = crew.run(divide_differently)
+    assert all("workers divide this batch differently" in text and "(rank 1)" in text for text in said)

@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 from trainers import BATCH, LENGTH, Numbered, make_model
 
+from paceline.engine.speeds import PROBE_VARIABLE
 from paceline.testing.rehearsal import Died, Rehearsal, say
+from paceline.train import warming
 from paceline.train.callbacks import Callback, EpochInfo, JsonLines, RunInfo, StepInfo, ValidationInfo
 from paceline.train.fitting import Fitted, fit
 from paceline.train.rates import Rates, WarmUp
@@ -311,6 +313,30 @@ def test_a_resumed_training_is_as_if_it_had_never_stopped(tmp_path: Path) -> Non
 
 def numpy_state() -> str:
     return str(np.random.get_state(legacy=False))
+
+
+def test_a_warm_up_tries_the_model_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warming, "_tried", [])
+    model, counts = make_model(), []
+
+    def loss_fn(x: torch.Tensor, y: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        counts.append(len(x))
+        time.sleep(0.004 + 0.001 * len(x))
+        return F.cross_entropy(model(x), y)
+
+    warm_up(model, loss_fn, Numbered())
+    assert counts == [2]
+    assert warming.tried_pace() is None
+    monkeypatch.setenv(PROBE_VARIABLE, "0.5")
+    warm_up(model, loss_fn, Numbered())
+    assert sorted(set(counts))[:4] == [2, 4, 8, 16]
+    assert max(counts) <= len(Numbered())
+    tried = warming.tried_pace()
+    assert tried is not None
+    fixed_s, sample_s = tried
+    assert 0.0005 < sample_s < 0.01
+    assert 0.0 <= fixed_s < 0.1
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_warm_up_leaves_no_trace() -> None:

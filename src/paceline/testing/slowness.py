@@ -29,6 +29,7 @@ from paceline.strategy.allreduce import AllReduce
 _LEAST_US = 1_000
 _LEAST_CORES = 0.01
 _WAIT_EMPTY_S = 5.0
+_PREFIX = "paceline-"
 
 
 class NoQuota(PacelineError):
@@ -41,7 +42,8 @@ class Quota:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._home, self._is_v2 = _controller(root)
-        self._path = self._home / f"paceline-{secrets.token_hex(6)}"
+        _sweep(self._home)
+        self._path = self._home / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         try:
             self._path.mkdir()
         except OSError as error:
@@ -115,6 +117,15 @@ def _controller(root: Path) -> tuple[Path, bool]:
                     return place, True
             raise NoQuota(f"{home} does not hand on the controller of processors; start in a delegated cgroup")
     raise NoQuota("no hierarchy of cgroups is mounted that rules processors")
+
+
+def _sweep(home: Path) -> None:
+    """What processes left that were killed. One with processes in it cannot be removed, and is not."""
+    for path in home.glob(f"{_PREFIX}*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _existing(mount: Path, own: str) -> Path:

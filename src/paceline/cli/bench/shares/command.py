@@ -14,7 +14,11 @@ from paceline.cli.bench.shares import plan as plans
 
 
 def shares(
-    speeds: Annotated[str, typer.Option(help="Of the workers, as parts of a core.")] = "1,0.5,0.25",
+    work: Annotated[
+        str,
+        typer.Option(metavar="cnn|timed", help="A small CNN on these cores, or a device for each worker, imitated."),
+    ] = plans.CNN,
+    speeds: Annotated[str, typer.Option(help="Of the workers; 1 is a whole core, or device.")] = "1,0.5,0.25",
     samples: Annotated[int, typer.Option(help="Of each worker in a step, if all had the same.")] = 64,
     rounds: Annotated[int, typer.Option(help="Rounds over everything; the figure is their median.")] = 3,
     seconds: Annotated[float, typer.Option(help="How long each measurement takes.")] = 10.0,
@@ -26,6 +30,7 @@ def shares(
     """Times workers of unequal speed together, beside the sum of what each does alone."""
     with errors_told():
         plan = plans.Plan(
+            work=work,
             speeds=plans.parse_speeds(speeds),
             samples=samples,
             num_rounds=rounds,

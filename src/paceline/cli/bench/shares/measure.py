@@ -1,7 +1,8 @@
 """Workers of unequal speed, one contender after the other, in processes of their own for each.
 
-A worker's speed is a quota of the kernel where it can be had, else it sleeps. The sum of what the workers do alone is
-measured in the same round as what they do together, so that whatever else the machine does falls on both.
+A worker's speed is a quota of the kernel where it can be had, else it sleeps; timed work takes as long as it is to. The
+sum of what the workers do alone is measured in the same round as what they do together, so that whatever else the
+machine does falls on both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.bench.shares import trainers
-from paceline.cli.bench.shares.plan import ALONE, AT_ONCE, AUTO, DDP, EQUAL, Plan
+from paceline.cli.bench.shares.plan import ALONE, AT_ONCE, AUTO, CNN, DDP, EQUAL, Plan
 from paceline.cli.bench.shares.trainers import NUM_WARM, Trained
 from paceline.control.coordinator_events import Settings
 from paceline.testing.coordinating import coordinator
@@ -24,7 +25,7 @@ from paceline.testing.slowness import Quota, quota_obstacle
 
 TIMEOUT_S = 900.0
 SETTLED = 20
-_TRIAL_STEPS = 20
+_TRIAL_STEPS, _LEAST_STEPS = 5, 10
 _RELIEVED = 0.7  # of what a worker took before it became slower
 
 
@@ -45,8 +46,7 @@ class Results:
 
 
 def run(plan: Plan, on_stage: Callable[[str], None] = lambda stage: None) -> Results:
-    obstacle = quota_obstacle()
-    results = Results(by_quota=not obstacle)
+    results = Results(by_quota=plan.work == CNN and not quota_obstacle())
     for number in range(plan.num_rounds):
         on_stage(f"round {number + 1}: each alone")
         alone = _alone(plan, results.by_quota)
@@ -81,9 +81,9 @@ def _alone(plan: Plan, by_quota: bool) -> list[float]:
             slowness = 1.0 if by_quota else 1.0 / plan.speeds[rank]
             num_steps = _TRIAL_STEPS
             for _ in range(2):  # the first to know how many steps fill the time
-                (found,) = _run(crew, trainers.alone, [(plan.samples, num_steps, slowness)], ranks=[rank])
+                (found,) = _run(crew, trainers.alone, [(plan.work, plan.samples, num_steps, slowness)], ranks=[rank])
                 rate = num_steps * plan.samples / found.seconds
-                num_steps = max(_TRIAL_STEPS, round(plan.seconds * rate / plan.samples))
+                num_steps = max(_LEAST_STEPS, round(plan.seconds * rate / plan.samples))
             rates.append(rate)
     return rates
 
@@ -91,9 +91,9 @@ def _alone(plan: Plan, by_quota: bool) -> list[float]:
 def _at_once(plan: Plan, alone: Sequence[float], by_quota: bool) -> float:
     """The sum over workers that do not know of each other: what this machine can do with all of them busy."""
     slowness = [1.0 if by_quota else 1.0 / speed for speed in plan.speeds]
-    num_steps = [max(_TRIAL_STEPS, round(plan.seconds * rate / plan.samples)) for rate in alone]
+    num_steps = [max(_LEAST_STEPS, round(plan.seconds * rate / plan.samples)) for rate in alone]
     with _workers(plan, by_quota) as (crew, _):
-        own = [(plan.samples, num, slow) for num, slow in zip(num_steps, slowness, strict=True)]
+        own = [(plan.work, plan.samples, num, slow) for num, slow in zip(num_steps, slowness, strict=True)]
         found = _run(crew, trainers.alone, own)
     return sum(worker.num_steps * plan.samples / worker.seconds for worker in found)
 
@@ -102,18 +102,20 @@ def _together(plan: Plan, contender: str, expected: float, by_quota: bool) -> tu
     """Samples a second of all, and the shares of each in every step."""
     slowness = [1.0 if by_quota else 1.0 / speed for speed in plan.speeds]
     pace = expected if contender == AUTO else len(plan.speeds) * min(plan.speeds) / sum(plan.speeds) * expected
-    num_steps = max(_TRIAL_STEPS, round(plan.seconds * pace / plan.total))
+    num_steps = max(_LEAST_STEPS, round(plan.seconds * pace / plan.total))
     with _workers(plan, by_quota) as (crew, _), tempfile.TemporaryDirectory() as folder:
         if contender == DDP:
             own = [
-                (f"{folder}/store", rank, crew.size, plan.samples, num_steps, slowness[rank])
+                (f"{folder}/store", rank, crew.size, plan.work, plan.samples, num_steps, slowness[rank])
                 for rank in range(crew.size)
             ]
             found = _run(crew, trainers.with_ddp, own)
         else:
             settings = Settings(wanted=crew.size, shares=(1,) if contender == EQUAL else ())
             with coordinator(Path(folder), settings) as ticket:
-                found = _run(crew, trainers.with_session, [(ticket, plan.total, num_steps, [s]) for s in slowness])
+                found = _run(
+                    crew, trainers.with_session, [(ticket, plan.work, plan.total, num_steps, [s]) for s in slowness]
+                )
     seconds = max(worker.seconds for worker in found)
     return num_steps * plan.total / seconds, [worker.shares for worker in found]
 
@@ -130,7 +132,7 @@ def _changing(plan: Plan, expected: float, by_quota: bool) -> tuple[float, list[
     ):
         for rank, course in enumerate(courses):
             slowness = [1.0] if by_quota else [1.0 / speed for speed in course]
-            own = (ticket, plan.total, num_steps, slowness, every, rank == 0)
+            own = (ticket, plan.work, plan.total, num_steps, slowness, every, rank == 0)
             crew.start(trainers.with_session, *own, ranks=[rank])
         for change in range(1, plan.num_changes + 1):
             crew.hear(0, timeout_s=TIMEOUT_S)

@@ -9,14 +9,19 @@ from paceline.cli.bench.errors import BadInput
 ALONE, AT_ONCE = "each alone", "all at once, no communication"
 AUTO, EQUAL, DDP = "Paceline", "Paceline, equal shares", "DDP on Gloo"
 
+CNN, TIMED = "cnn", "timed"
+
 _LEAST, _MOST = 0.1, 1.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`speeds` are parts of a core, one for each worker; every `change_every` steps they move on by one worker, in a
+    """`work` is a small CNN, of which all workers compute on the cores of this machine; or timed: a sample takes a
+    millisecond, in which nothing is computed, as if each worker had a device of its own. `speeds` are parts of a core,
+    or of that speed, one for each worker; every `change_every` steps they move on by one worker, in a
     part of its own, unless it is 0."""
 
+    work: str
     speeds: tuple[float, ...]
     num_rounds: int
     seconds: float
@@ -26,6 +31,8 @@ class Plan:
     samples: int  # of a worker, where all have the same
 
     def __post_init__(self) -> None:
+        if self.work not in (CNN, TIMED):
+            raise BadInput(f"--work {self.work}: give {CNN} or {TIMED}")
         if self.num_rounds < 1 or not 0.5 <= self.seconds <= 600:
             raise BadInput(f"--rounds {self.num_rounds} must be 1 or more, --seconds {self.seconds} from 0.5 to 600")
         if not 2 <= self.samples <= 10_000:

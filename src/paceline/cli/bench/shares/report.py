@@ -8,11 +8,11 @@ from typing import Any
 from rich.table import Table
 
 from paceline.cli.bench.shares.measure import SETTLED, Results
-from paceline.cli.bench.shares.plan import ALONE, AUTO, EQUAL, Plan
+from paceline.cli.bench.shares.plan import ALONE, AUTO, CNN, EQUAL, Plan
 
 
 def tables(plan: Plan, results: Results) -> list[Table]:
-    how = "a quota of the kernel" if results.by_quota else "sleep"
+    how = "a quota of the kernel" if results.by_quota else "sleep" if plan.work == CNN else "timed work"
     speeds = " : ".join(f"{speed:g}" for speed in plan.speeds)
     title = f"workers with speeds {speeds} by {how}, global batch {plan.total}, medians of {plan.num_rounds} rounds"
     table = Table("", "samples/s", "of the sum of each alone (lowest-highest)", title=title)
@@ -27,6 +27,7 @@ def tables(plan: Plan, results: Results) -> list[Table]:
 
 def record(plan: Plan, results: Results) -> dict[str, Any]:
     return {
+        "work": plan.work,
         "speeds": plan.speeds,
         "global_batch": plan.total,
         "by_quota": results.by_quota,
