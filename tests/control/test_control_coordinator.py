@@ -144,3 +144,21 @@ def test_nobody_waits_for_workers_that_will_not_come() -> None:
     plan = table.machine.standing.current
     assert plan is not None
     assert plan.members == ("A", "B")
+
+
+def test_who_has_left_is_no_holder_of_the_state_when_those_it_left_are_gone(table: Table) -> None:
+    """A may have gone on alone, and told nobody: what B holds can be older than what counted."""
+    table.report("B", **WORKING, leaving=True)
+    pending = table.machine.standing.pending
+    assert pending is not None
+    assert pending.members == ("A",)
+    gone = {**WORKING, "plan": 2, "generation": 2, "phase": Phase.LEAVING, "applied": 6, "leaving": True, "left": 2}
+    table.report("B", **gone)
+    table.restart()  # and forgets what A has said
+    table.report("B", **gone)
+    table.handle(AgentReport("", 1, {}, {table.pid_of("A"): "was killed"}))
+    assert table.fate_of("A") is Fate.DEAD
+    fence = table.machine.standing.fence
+    table.report("B", **{**gone, "phase": Phase.ACTIVE, "generation": 0, "fenced": fence})
+    assert table.machine.standing.current is None, "the newest checkpoint has it"
+    assert table.fate_of("B") is Fate.RELEASED

@@ -266,6 +266,8 @@ class Coordinator:
         if any(record.report.fenced < fence for record in survivors):
             return
         holders = [record for record in survivors if record.report.applied > NOTHING]
+        if all(record.report.left for record in holders):
+            holders = []  # those whom they left may have gone on, and have said so to nobody that lives
         if not holders:
             if all(self.records[name].fate is Fate.FAILED for name in current.members):
                 self.fail(self._root_cause())  # it would fail again

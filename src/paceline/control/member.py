@@ -64,6 +64,7 @@ class Member:
         self.stop_asked = False
         self.checkpoint = NOTHING
         self._burden = Burden("")
+        self._left = 0
         self._introduction: Introduction | None = None
         self._introduced = False
         self._formed: set[int] = set()
@@ -116,6 +117,7 @@ class Member:
             applied=self.applied,
             checkpoint=self.checkpoint,
             leaving=self.leaving,
+            left=self._left,
             burden=self._burden.member,
             why_burden=self._burden.why,
             cause=self._cause,
@@ -228,6 +230,7 @@ class Member:
             self.plan = plan
             self.next = self._offered = self.agreed = None
             self._fresh = True
+            self._left = 0
             if plan.start is Start.FOUND and plan.rank_of(self.name) == 0:
                 self.applied = plan.base
                 self._do(Found(plan.base))
@@ -328,6 +331,7 @@ class Member:
         self.plan = plan
         if plan.rank_of(self.name) < 0:
             self.phase = Phase.LEAVING
+            self._left = plan.generation
         else:
             self._fresh = True
             self._start()

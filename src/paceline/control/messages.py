@@ -100,8 +100,9 @@ class Report(msgspec.Struct, frozen=True):
     `plan` is the newest generation it has been told of, `formed` the newest whose group it has formed, `generation` the
     one it works in, `broken` the newest that cannot work, as far as it knows, because of `suspects`. `fenced` is its
     promise: it applies nothing more of a generation below. `dead` are members whose end the kernel told it of.
-    `checkpoint` is the newest operation that it could found the run from. `burden` is a member without which the run
-    would be faster, as far as it knows, and `why_burden` the figures."""
+    `checkpoint` is the newest operation that it could found the run from. `left` is the generation
+    by whose switch it left the run, 0 while it has not. `burden` is a member without which the run would be faster, as
+    far as it knows, and `why_burden` the figures."""
 
     member: str
     number: int
@@ -117,6 +118,7 @@ class Report(msgspec.Struct, frozen=True):
     applied: int = NOTHING
     checkpoint: int = NOTHING
     leaving: bool = False
+    left: int = 0
     burden: str = ""
     why_burden: str = ""
     cause: str = ""

@@ -29,11 +29,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import msgspec
 import torch
 from torch import nn
 
-from paceline.control.member_events import Burden, Fail, Kind, Leave, Ready
+from paceline.control.member_events import Fail, Kind, Leave, Ready
 from paceline.control.messages import Phase, Plan
 from paceline.control.progress import MetricRow, StepRow, WorkerRow
 from paceline.data.cursor import Cursor, advance, is_finished, next_epoch
@@ -52,7 +51,7 @@ from paceline.train.evaluation import Scores, Validate, evaluate
 from paceline.train.ledger import END, TrainingLedger
 from paceline.train.membership import ALIKE, Outcome, Place, Released
 from paceline.train.saving import Checkpoints, Saver
-from paceline.train.sharing import Sharing, Stopwatch
+from paceline.train.sharing import Sharing
 from paceline.train.starvation import Starvation
 from paceline.train.training_state import Stateful, TrainingState
 
@@ -99,10 +98,8 @@ class Session:
             options=loader,
             min_share=min_share,
         )
-        self._sharing = Sharing(global_batch, min_share)
-        self._watch = Stopwatch()
+        self._sharing = Sharing(global_batch, min_share, self._tell)
         self._starvation = Starvation()
-        self._reduced_s = 0.0  # in the last step
         self._facts = {
             "dataset_length": str(self._batches.length),
             "the data's fingerprint": fingerprint(data, seed=seed)[:16],
@@ -201,14 +198,14 @@ class Session:
     def _fetch(self) -> Any:
         """This worker's part of the next global batch."""
         joined = self._join()
-        self._watch.pause()
+        self._sharing.watch.pause()
         try:
             plan = joined.membership.wait_for_plan()
         except Released as released:
             self._go(released)
         except Evicted as evicted:
             self._give_way(evicted)
-        self._watch.resume()
+        self._sharing.watch.resume()
         self._ledger.training.mark()
         self._given = self._fetch_part(plan, plan.rank_of(joined.member))
         return self._given.value
@@ -235,7 +232,7 @@ class Session:
 
     def _prepare_step(self, plan: Plan) -> None:
         """The step will be done again with whoever is left: this worker's new part of the batch."""
-        self._watch.spoil()
+        self._sharing.watch.spoil()
         self._prepared = self._fetch_part(plan, plan.rank_of(self._join().member))
 
     def _attempt_step(self, place: Place, loss_fn: Callable[..., Any], given: Batch, began: float) -> Outcome:
@@ -246,9 +243,9 @@ class Session:
         self._prepared = None
         contribution = self._compute(loss_fn, batch)
         computed = time.monotonic()
-        agreement = self._strategy.reduce(contribution, self._notice_of_step(place))
-        self._watch.start()
-        self._reduced_s = time.monotonic() - computed
+        notice = self._sharing.noticed(self._notice(place), place.plan, self._ledger.book)
+        agreement = self._strategy.reduce(contribution, notice)
+        self._sharing.reduced(time.monotonic() - computed)
         return self._outcome(
             place, agreement.rows, lambda: self._commit_step(place, agreement, batch, computed - began, began)
         )
@@ -259,7 +256,7 @@ class Session:
             loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._ledger.book.steps + 1
         )
         if self._strategy.limit != limit:
-            self._watch.spoil()
+            self._sharing.watch.spoil()
             self._tell("out of memory", f"with {batch.samples} samples; goes on with {self._strategy.limit} at a time")
         return contribution
 
@@ -289,21 +286,10 @@ class Session:
             )
         )
         self._report_speed(place, batch, compute_s, seconds)
-        self._share_out(place, agreement.rows)
+        if (burden := self._sharing.observe(place.plan, place.rank, book, agreement.rows)) is not None:
+            self._join().client.post(burden)
         self._ledger.keep_result(place.operation, agreement.loss, self._stopping_agreed)
         return agreement.loss
-
-    def _share_out(self, place: Place, rows: Rows) -> None:
-        """What each worker takes from the next step on."""
-        book = self._ledger.book
-        burden = book.balance.burden
-        reason = self._sharing.observe(place.plan, book, rows)
-        if reason and place.rank == 0:
-            self._tell("shares", reason)
-        if book.balance.burden != burden and place.rank == 0:
-            self._join().client.post(Burden(book.balance.burden, book.balance.why_burden))
-            if book.balance.burden:
-                self._tell("burden", f"{book.balance.burden} costs more than it gives: {book.balance.why_burden}")
 
     # -- validation and decisions ------------------------------------------------------------------------------------
 
@@ -389,7 +375,7 @@ class Session:
             return attempt(place) if place.kind is kind else self._attempt_end(place)
 
         if kind is not Kind.STEP:
-            self._watch.pause()
+            self._sharing.watch.pause()
         try:
             outcome = joined.membership.operate(kind, either, prepare)
         except Released as released:
@@ -399,7 +385,7 @@ class Session:
         if outcome == END:
             self._leave_after_end()
             raise SystemExit(0)
-        self._watch.resume()
+        self._sharing.watch.resume()
         return outcome
 
     def _go(self, released: Released) -> NoReturn:
@@ -420,12 +406,6 @@ class Session:
         flags = (int(Flag.STOP) if asked else 0) | _KINDS.index(place.kind) << _KIND_BIT
         return Notice(place.operation, joined.membership.offer(), flags)
 
-    def _notice_of_step(self, place: Place) -> Notice:
-        busy_s = self._watch.read()  # first of all: what follows is not the work of this worker
-        shares = self._sharing.digest(self._sharing.shares(place.plan, self._ledger.book))
-        notice = self._notice(place)
-        return msgspec.structs.replace(notice, shares=shares, busy_s=busy_s, reduced_s=self._reduced_s)
-
     def _row_of(self, place: Place) -> Row:
         notice = self._notice(place)
         return Row(notice.operation, notice.held, notice.flags)
@@ -443,8 +423,7 @@ class Session:
         wanted = (place.plan.generation, self._ledger.num_swaps)
         if self._bound != wanted:
             self._bound = (-1, -1)
-            self._watch.spoil()
-            self._reduced_s = 0.0
+            self._sharing.rebound()
             self._strategy.bind(place.group, place.rank, place.size)
             self._bound = wanted
 

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
+
+import msgspec
 
 from paceline.balance import Measure, Shares
+from paceline.control.member_events import Burden
 from paceline.control.messages import Plan
+from paceline.strategy.base import Notice
 from paceline.strategy.header import Rows
 from paceline.train.book import Book
 
 
 class Sharing:
-    """`total` and `minimum` are the global batch and the fewest samples that a worker can take."""
+    """`total` and `minimum` are the global batch and the fewest samples that a worker can take; `tell` gets what a
+    person may want to know."""
 
-    def __init__(self, total: int, minimum: int) -> None:
+    def __init__(self, total: int, minimum: int, tell: Callable[[str, str], None]) -> None:
+        self.watch = Stopwatch()
         self._total, self._minimum = total, minimum
+        self._tell = tell
+        self._reduced_s = 0.0  # in the last step
         self._digested: tuple[Shares, int] | None = None
 
     def shares(self, plan: Plan, book: Book) -> Shares:
@@ -29,21 +38,45 @@ class Sharing:
         balance = book.balance.seated(plan.seats, self._total, self._minimum)
         return Shares(plan.generation, balance.version, balance.shares)
 
-    def digest(self, shares: Shares) -> int:
-        """For the header: workers that divide the batch differently must not go on."""
+    def rebound(self) -> None:
+        """There is another group: the next step says nothing of how long one takes."""
+        self.watch.spoil()
+        self._reduced_s = 0.0
+
+    def noticed(self, notice: Notice, plan: Plan, book: Book) -> Notice:
+        """What the header of a step says beside the usual."""
+        busy_s, digest = self.watch.read(), self._digest(self.shares(plan, book))
+        return msgspec.structs.replace(notice, shares=digest, busy_s=busy_s, reduced_s=self._reduced_s)
+
+    def _digest(self, shares: Shares) -> int:
+        """Workers that divide the batch differently must not go on."""
         if self._digested is None or self._digested[0] != shares:
             digest = hashlib.blake2b(repr(shares.parts).encode(), digest_size=8).digest()
             self._digested = (shares, int.from_bytes(digest, "little") >> 1)
         return self._digested[1]
 
-    def observe(self, plan: Plan, book: Book, rows: Rows) -> str:
-        """After a step: what all said of it goes into the book. Why the shares change, or "" if they do not."""
+    def reduced(self, seconds: float) -> None:
+        """The reduction of a step is over, and took so long."""
+        self.watch.start()
+        self._reduced_s = seconds
+
+    def observe(self, plan: Plan, rank: int, book: Book, rows: Rows) -> Burden | None:
+        """After a step: what all said of it goes into the book, and with it the shares of the next one. The main worker
+        tells what changes; what is returned is for the coordinator to know."""
         if not plan.is_balanced:
-            return ""
+            return None
         before = book.balance.seated(plan.seats, self._total, self._minimum)
         measures = [Measure(row.samples, row.busy_s, row.reduced_s, row.limit) for row in rows]
-        book.balance = before.observed(measures, self._total, self._minimum)
-        return book.balance.reason if book.balance.version != before.version else ""
+        after = book.balance = before.observed(measures, self._total, self._minimum)
+        if rank != 0:
+            return None
+        if after.version != before.version:
+            self._tell("shares", after.reason)
+        if after.burden == before.burden:
+            return None
+        if after.burden:
+            self._tell("burden", f"{after.burden} costs more than it gives: {after.why_burden}")
+        return Burden(after.burden, after.why_burden)
 
 
 class Stopwatch:

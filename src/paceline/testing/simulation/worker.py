@@ -10,6 +10,7 @@ from paceline.control.member_events import (
     Action,
     Apply,
     Begin,
+    Burden,
     Done,
     Drop,
     Event,
@@ -252,3 +253,6 @@ class Worker:
 
     def leave(self) -> None:
         self.post(Leave())
+
+    def find_burden(self, member: str) -> None:
+        self.post(Burden(member, "it is slow"))

@@ -95,7 +95,15 @@ class World:
         self.halted = False
         self.may_fail = False
         count = self.random.randint(1, 5)
-        self._settings = Settings(wanted=count, grace_s=1.0, silence_s=1.0, stuck_s=3.0, all_silent_s=9.0, sleep_s=1.0)
+        self._settings = Settings(
+            wanted=count,
+            grace_s=1.0,
+            silence_s=1.0,
+            stuck_s=3.0,
+            all_silent_s=9.0,
+            sleep_s=1.0,
+            drop_stragglers=True,
+        )
         self._loss = self.random.choice([0.0, 0.0, 0.02, 0.1])
         self._slowness = self.random.choice([0.002, 0.01, 0.05])
         self._chaos_s = self.random.uniform(1.0, 6.0)
@@ -274,6 +282,7 @@ class World:
             (self._join_two_and_kill_one, 4),
             (self._leave, 3),
             (self._drain, 2),
+            (self._call_a_burden, 2),
             (self._cut_from_coordinator, 2),
             (self._cut_pair, 2),
             (self._blink, 2),
@@ -344,6 +353,11 @@ class World:
 
     def _drain(self) -> None:
         self.tell_coordinator(Drain(self.random.choice(self._living()).name))
+
+    def _call_a_burden(self) -> None:
+        """Somebody finds somebody too slow; whether it may say so is for the coordinator to judge."""
+        one, other = self.random.choice(self._living()), self.random.choice(self._living())
+        one.find_burden(other.name)
 
     def _cut(self, *pairs: tuple[str, str]) -> None:
         cuts = {frozenset(pair) for pair in pairs}
