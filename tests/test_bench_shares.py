@@ -38,6 +38,7 @@ PLAN = Plan(
         (["--rounds", "0"], "--rounds 0"),
         (["--seconds", "0"], "--seconds 0"),
         (["--samples", "1"], "--samples 1"),
+        (["--changes", "-2"], "--changes -2"),
         (["--change-every", "3"], "--change-every 3"),
         (["--json", "/nonexistent/folder/out.json"], "there is no folder"),
     ],

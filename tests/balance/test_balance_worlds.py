@@ -105,12 +105,13 @@ def test_who_stays_keeps_its_pace_and_a_replaced_worker_that_of_its_host() -> No
 
 def test_a_limit_takes_effect_at_once_and_is_given_as_the_reason() -> None:
     world = World(lambda _: (1.0, 1.0), total=100).run(10)
-    balance = world.balance.observed([Measure(50, 0.05), Measure(50, 0.05, limit=20)], 100, 1)
-    assert balance.shares == (80, 20)
-    assert balance.reason == "50:50 became 80:20: w1 has memory for 20 samples at a time"
-    # Where all limits together are too low nothing is gained by moving samples around.
-    again = balance.observed([Measure(80, 0.08, limit=30), Measure(20, 0.02, limit=20)], 100, 1)
-    assert sum(again.shares) == 100
+    balance = world.balance.observed([Measure(50, 0.05), Measure(50, 0.05, limit=40)], 100, 1)
+    assert balance.shares == (60, 40)
+    assert balance.reason == "50:50 became 60:40: w1 has memory for 40 samples at a time"
+    # Where all limits together are too low, or the others would take much longer, it computes in pieces.
+    again = balance.observed([Measure(60, 0.06, limit=30), Measure(40, 0.04, limit=20)], 100, 1)
+    assert again.shares == (50, 50)
+    assert world.balance.observed([Measure(50, 0.05), Measure(50, 0.05, limit=5)], 100, 1).shares == (50, 50)
 
 
 def test_a_worker_that_costs_more_than_it_gives_is_named_after_a_while() -> None:

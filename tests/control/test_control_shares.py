@@ -37,6 +37,9 @@ def test_a_member_keeps_its_fixed_share_and_newcomers_take_those_that_are_free()
     assert {seat.member: seat.share for seat in without.seats} == {"B": 2, "C": 1}
     again = seats_for([record("C"), record("D"), record("B")], without, (4, 2, 1))
     assert {seat.member: seat.share for seat in again} == {"B": 2, "C": 1, "D": 4}
+    # B hands over to D, and works on for a while.
+    more = seats_for([record("B"), record("C"), record("D"), record("E")], without, (4, 2, 1))
+    assert {seat.member: seat.share for seat in more} == {"B": 2, "C": 1, "D": 4, "E": 1}
     # Started again with other shares than the plan in its memory has.
     other = seats_for([record("B"), record("C")], without, (7, 3))
     assert {seat.member: seat.share for seat in other} == {"B": 7, "C": 3}
@@ -83,9 +86,11 @@ def pending_members(table: Table) -> tuple[str, ...]:
 
 def test_a_straggler_is_drained_if_that_is_wanted() -> None:
     table = at_work(Settings(wanted=3, drop_stragglers=True))
-    table.report("B", **WORKING, burden="C", why_burden="it takes long")
+    table.report("B", **WORKING, burden="C", why_burden="it takes long", burden_in=1)
     assert pending_members(table) == (), "the word of another member does not count"
-    table.report("A", **WORKING, burden="C", why_burden="it takes long")
+    table.report("A", **WORKING, burden="C", why_burden="it took long", burden_in=0)
+    assert pending_members(table) == (), "that was in another plan"
+    table.report("A", **WORKING, burden="C", why_burden="it takes long", burden_in=1)
     assert pending_members(table) == ("A", "B")
     assert table.machine.records["C"].draining
 
@@ -93,11 +98,11 @@ def test_a_straggler_is_drained_if_that_is_wanted() -> None:
 def test_a_straggler_stays_where_that_was_not_asked_for_or_it_is_needed() -> None:
     for settings in (Settings(wanted=3), Settings(wanted=3, fewest=3, drop_stragglers=True)):
         table = at_work(settings)
-        table.report("A", **WORKING, burden="C")
+        table.report("A", **WORKING, burden="C", burden_in=1)
         assert pending_members(table) == ()
 
 
 def test_who_is_not_in_the_plan_cannot_be_a_burden() -> None:
     table = at_work(Settings(wanted=3, drop_stragglers=True))
-    table.report("A", **WORKING, burden="nobody")
+    table.report("A", **WORKING, burden="nobody", burden_in=1)
     assert pending_members(table) == ()

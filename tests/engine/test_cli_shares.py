@@ -20,6 +20,8 @@ pytestmark = pytest.mark.timeout(60)
         (["--capacity", "1e9"], "--capacity 1e9"),
         (["--capacity", "nan"], "--capacity nan"),
         (["--capacity", "fast"], "--capacity fast"),
+        (["--capacity", "2", "--shares", "equal"], "--capacity 2 has no effect on fixed shares"),
+        (["--drop-stragglers", "--shares", "equal"], "--drop-stragglers goes by measured speeds"),
         (["--shares", "some"], "--shares some: give auto (each worker takes what it can), equal, or"),
         (["--shares", "4"], "--shares 4:"),
         (["-n", "2", "--shares", "4:0"], "--shares 4:0"),

@@ -337,4 +337,4 @@ def divide_differently(group: Group) -> str:
 def test_workers_that_divide_a_batch_differently_all_stop() -> None:
     with Crew(3) as crew:
         said = crew.run(divide_differently)
-    assert all("workers divide this batch differently" in text and "(rank 1)" in text for text in said)
+    assert all("workers divide this batch of 12 differently" in text and "(rank 1)" in text for text in said)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.errors import OutOfSharedMemory
 from paceline.strategy import AllReduce, Notice, memory
 from paceline.strategy.calling import piece_sizes
 
@@ -75,7 +76,7 @@ def test_a_single_sample_that_does_not_fit_is_an_error_that_says_so() -> None:
     with pytest.raises(MemoryError) as caught:
         strategy.compute(loss_fn, torch.randn(4, 4), samples=4, total=4, step=1)
     assert calls == [4, 2, 1]
-    assert caught.value.__notes__ == ["memory does not suffice for 1 of the 4 samples of this worker at a time"]
+    assert caught.value.__notes__ == ["memory does not suffice for 1 of this worker's samples at a time"]
     strategy.close()
 
 
@@ -104,9 +105,35 @@ def test_what_cannot_be_cut_says_that_memory_was_the_cause() -> None:
     strategy.close()
 
 
+def test_the_limit_rises_again_and_later_each_time_that_it_was_too_much() -> None:
+    limit, tries = memory.MemoryLimit(), []
+    limit.lower(MemoryError(), 8, 1)
+    for step in range(1000):
+        if limit.limit != 4:
+            tries.append(step)
+            limit.lower(MemoryError(), 8, 1)
+        limit.sufficed(8)
+    assert limit.limit == 4
+    assert tries == [100, 300, 700]
+    for _ in range(2000):
+        limit.sufficed(8)  # whoever had the memory has given it back
+    assert limit.limit == 0
+
+
+def test_pieces_that_were_asked_for_are_no_limit_of_the_share() -> None:
+    model = nn.Linear(4, 2)
+    strategy = make(model, micro_batch=4)
+    loss_fn, _ = counting(model, 2, python_error)
+    found = strategy.compute(loss_fn, torch.randn(12, 4), samples=12, total=12, step=1)
+    assert strategy.limit == 2
+    assert strategy.reduce(found, Notice(1)).rows[0].limit == 0
+    strategy.close()
+
+
 def test_other_errors_are_not_taken_for_it() -> None:
     assert not memory.is_exhausted(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not memory.is_exhausted(ValueError("out of memory"))
+    assert not memory.is_exhausted(OutOfSharedMemory("the host has none left"))
     assert memory.is_exhausted(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
 
 

@@ -99,7 +99,7 @@ def test_a_gradient_that_comes_late_is_added(crew: Crew) -> None:
         numpy.testing.assert_allclose(value, expected[key], rtol=2e-4, atol=2e-6, err_msg=key)
 
 
-def ends_in_the_middle(group: Group) -> None:
+def ends_in_the_middle(group: Group, reason: type[Exception]) -> None:
     with_small_buckets(group)
     case = cases.build("mlp")
     calls, limit = 0, 10**9
@@ -108,7 +108,7 @@ def ends_in_the_middle(group: Group) -> None:
         nonlocal calls
         calls += 1
         if calls > limit:
-            raise MemoryError("not enough for the rest of backward")
+            raise reason("in the middle of backward")
 
     strategy = AllReduce(case.modules, case.optimizers, seed=0, check=check)
     strategy.bind(group, group.rank, group.size)
@@ -122,13 +122,16 @@ def ends_in_the_middle(group: Group) -> None:
         strategy.reduce(strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=2), Notice(2))
     finally:
         assert strategy.state_digest() == before
+        assert (strategy.limit > 0) == (reason is MemoryError and group.rank == 1)
         strategy.close()
 
 
-def test_an_attempt_that_ends_in_the_middle_ends_the_group() -> None:
+@pytest.mark.parametrize(("reason", "raised"), [(KeyError, KeyError), (MemoryError, GroupAborted)])
+def test_an_attempt_that_ends_in_the_middle_ends_the_group(reason: type[Exception], raised: type[Exception]) -> None:
+    """For want of memory too: the next attempt, in smaller pieces, is one in another group."""
     with Crew(3, hosts="aab") as crew:
-        crew.start(ends_in_the_middle)
+        crew.start(ends_in_the_middle, reason)
         outcomes = crew.outcomes()
     assert all(isinstance(outcome, Raised) for outcome in outcomes)
-    assert [type(outcome.error) for outcome in outcomes] == [GroupAborted, MemoryError, GroupAborted]
+    assert [type(outcome.error) for outcome in outcomes] == [GroupAborted, raised, GroupAborted]
     assert "a part of its gradients was sent" in str(outcomes[0].error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from paceline.testing.rehearsal import Died, Rehearsal
 
 pytestmark = pytest.mark.timeout(120)
 
-EQUAL = partial(by_worker, (1.0, 1.0, 1.0))
+EQUAL = partial(by_worker, (1.0,) * 4)
 
 
 def shares_of(results: list[dict[str, Any]], step: int) -> list[int]:
@@ -94,17 +95,18 @@ def test_equal_shares_on_request(tmp_path: Path) -> None:
 def test_a_worker_without_enough_memory_takes_less_and_the_step_is_served(
     tmp_path: Path, alone: dict[str, Any]
 ) -> None:
-    function = partial(train_unequal, fits=(10,))
-    with Rehearsal(function, EQUAL, 4, workers=2, folder=tmp_path) as run:
+    function = partial(train_unequal, fits=(8,))
+    with Rehearsal(function, EQUAL, 4, workers=4, folder=tmp_path) as run:
         results = run.finish()
         assert all(not isinstance(result, Died) for result in results), run.log(0)
         warnings, said = run.events("warning"), run.events("shares")
-    assert warnings == ["out of memory with 20 samples; goes on with 10 at a time"]
-    assert "has memory for 10 samples at a time" in said[0]
+    assert warnings == ["out of memory with 10 samples; goes on with 5 at a time"]
+    assert "has memory for 5 samples at a time" in said[0]
     check_samples(results, 4)
     check_same_training(results, alone)
-    assert shares_of(results, 1) == [20, 20]
-    assert shares_of(results, 2) == [10, 30]
+    assert shares_of(results, 1) == [10, 10, 10, 10]
+    assert shares_of(results, 2)[0] == 5
+    assert sorted(shares_of(results, 2)) == [5, 11, 12, 12]
 
 
 def test_where_no_memory_suffices_the_step_is_done_in_pieces(tmp_path: Path, alone: dict[str, Any]) -> None:
@@ -117,7 +119,7 @@ def test_where_no_memory_suffices_the_step_is_done_in_pieces(tmp_path: Path, alo
 
 
 def test_a_straggler_is_let_go_if_asked_for_and_named_in_any_case(tmp_path: Path, alone: dict[str, Any]) -> None:
-    slowness = partial(by_worker, (1.0, 1.0, 150.0))
+    slowness = partial(by_worker, (1.0, 1.0, 70.0))
     for is_dropped in (False, True):
         folder = tmp_path / str(is_dropped)
         folder.mkdir()
@@ -125,7 +127,7 @@ def test_a_straggler_is_let_go_if_asked_for_and_named_in_any_case(tmp_path: Path
         with Rehearsal(train_unequal, slowness, 4, workers=3, folder=folder, settings=settings) as run:
             results = run.finish()
             warnings, drained = run.events("warning"), run.events("draining")
-        assert "costs more than it gives: it takes 15" in warnings[0]
+        assert re.search(r"costs more than it gives: it takes [789]\d ms for 1 of 40 samples", warnings[0])
         assert warnings[0].split()[0] not in warnings[0].split(":", 1)[1]
         assert len(drained) == is_dropped
         assert (results[2] == Died(0)) == is_dropped
@@ -144,7 +146,7 @@ def test_the_first_share_of_a_newcomer_goes_by_its_declared_capacity(tmp_path: P
         enough.touch()
         results = run.finish()
     first = next(len(numbers) for _, step, numbers in results[2]["committed"] if step % 6)
-    assert first in (19, 20, 21)
+    assert 17 <= first <= 23
     last = [len(numbers) for _, step, numbers in results[2]["committed"][-12:] if step % 6]
     assert statistics.median(last) < 18
 
@@ -153,5 +155,5 @@ def test_equal_workers_are_left_alone(tmp_path: Path) -> None:
     with Rehearsal(train_unequal, EQUAL, 8, workers=2, folder=tmp_path) as run:
         results = run.finish()
         said = run.events("shares")
-    assert len(said) <= 2
+    assert len(said) <= 3
     assert abs(shares_of(results, num_steps(8) - 1)[0] - BATCH // 2) <= 3

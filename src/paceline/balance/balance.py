@@ -12,7 +12,8 @@ round: declared, tried, its host, the others.
 
 Invariants
 - The shares sum to the total; each worker gets at least the minimum, if there are enough samples.
-- They change only where the step becomes shorter by more than can be noise, or where a worker cannot hold its part.
+- They change only where the step becomes shorter by more than can be noise, or where a worker cannot hold its part and
+  others can take it without much delay.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _DOUBT = 3.0  # times the uncertainty of the slowest worker's pace: less gain th
 _MEMORY = 16
 _HEAVY_GAIN = 0.05  # by how much a run would be faster without a worker that is a burden
 _HEAVY_STEPS = 10  # one after the other
+_WORTH_FITTING = 1.25  # how much longer a step may be so that nobody has more samples than fit
 _NOTABLE = 1.15  # a change of speed that is worth a word
 _MAX_NAMED = 8
 
@@ -113,7 +115,7 @@ class Balance(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             self,
             workers=_remembering(workers, paces),
-            shares=divide(total, paces, minimum),
+            shares=_division(total, paces, minimum),
             version=self.version + 1,
             hosts=hosts,
             num_heavy=0,
@@ -148,7 +150,7 @@ class Balance(msgspec.Struct, frozen=True):
         doubt = max(_LEAST_GAIN, _DOUBT * self.workers[slowest].estimate.uncertainty())
         enough_s = doubt * (now_s + self.exposed_s)
         if now_s - ideal_s(total, paces) > enough_s:
-            shares = divide(total, paces, minimum)
+            shares = _division(total, paces, minimum)
             if now_s - finish_s(paces, shares) > enough_s:
                 return self._changed(paces, shares)
         return self._relieved(paces, total, minimum)
@@ -156,7 +158,7 @@ class Balance(msgspec.Struct, frozen=True):
     def _relieved(self, paces: Sequence[Pace], total: int, minimum: int) -> Balance:
         """Who has more than fits computes in pieces, which works, but only if need be."""
         if _is_overfull(paces, self.shares):
-            shares = divide(total, paces, minimum)
+            shares = _division(total, paces, minimum)
             if not _is_overfull(paces, shares):
                 return self._changed(paces, shares)
         return self
@@ -239,6 +241,15 @@ def _remembering(workers: Sequence[Worker], paces: Sequence[Pace]) -> tuple[Work
 
 def _slowest(paces: Sequence[Pace], shares: Sequence[int]) -> int:
     return max(range(len(paces)), key=lambda rank: paces[rank].time_s(shares[rank]))
+
+
+def _division(total: int, paces: Sequence[Pace], minimum: int) -> tuple[int, ...]:
+    """So that nobody has more than fits, unless that makes the step much longer: who has more computes in pieces."""
+    fitting = divide(total, paces, minimum)
+    if not any(pace.limit for pace in paces):
+        return fitting
+    free = divide(total, [pace._replace(limit=0) for pace in paces], minimum)
+    return fitting if finish_s(paces, fitting) <= _WORTH_FITTING * finish_s(paces, free) else free
 
 
 def _is_overfull(paces: Sequence[Pace], shares: Sequence[int]) -> bool:

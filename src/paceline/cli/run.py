@@ -86,6 +86,8 @@ def _hosting(
     if host in ("0.0.0.0", "::", ""):
         raise ValueError(f"--host {host} is every address of this machine; give the one that the others use")
     Rules(workers=workers, restarts=restarts)
+    if capacity and shares != speeds.AUTO:
+        raise ValueError(f"--capacity {capacity} has no effect on fixed shares (--shares {shares}); leave out either")
     limit = {} if most is None else {"most": most}
     hosting = Hosting(
         workers=workers,

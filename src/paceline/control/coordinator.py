@@ -373,7 +373,7 @@ class Coordinator:
         if len(staying) < len(current.members) or len(staying) <= self.settings.fewest:
             return
         report = self.records[current.members[0]].report
-        if report.burden and current.rank_of(report.burden) >= 0:
+        if report.burden_in == current.generation and current.rank_of(report.burden) >= 0:
             record = self.records[report.burden]
             record.draining = True
             self._save(record)

@@ -26,6 +26,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sleep_s: float = 2.0  # a pause between ticks from which on the coordinator itself has slept
 
     def __post_init__(self) -> None:
+        if self.shares and self.drop_stragglers:
+            raise ValueError("--drop-stragglers goes by measured speeds, and --shares fixes them; leave out either")
         if any(share < 1 for share in self.shares):
             raise ValueError(f"--shares {':'.join(map(str, self.shares))}: each share must be 1 or more")
         if len(self.shares) > 1 and not self.wanted <= self.most <= len(self.shares):

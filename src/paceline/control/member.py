@@ -120,6 +120,7 @@ class Member:
             left=self._left,
             burden=self._burden.member,
             why_burden=self._burden.why,
+            burden_in=self._burden.generation,
             cause=self._cause,
             introduction=None if self._introduced else self._introduction,
         )
@@ -155,8 +156,9 @@ class Member:
             self._say()
 
     def _on_burden(self, event: Burden) -> None:
-        if event.member != self._burden.member:
-            self._burden = event
+        is_news = event.member != self._burden.member
+        self._burden = event
+        if is_news or event.member:
             self._say()
 
     def _on_stop(self, _: Stop) -> None:

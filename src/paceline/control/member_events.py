@@ -36,10 +36,11 @@ class Looked(NamedTuple):
 
 
 class Burden(NamedTuple):
-    """The run would be faster without this member; "" for nobody."""
+    """The run would be faster without this member, as seen in a generation; "" for nobody."""
 
     member: str
     why: str = ""
+    generation: int = 0
 
 
 class Begin(NamedTuple):

@@ -102,7 +102,7 @@ class Report(msgspec.Struct, frozen=True):
     promise: it applies nothing more of a generation below. `dead` are members whose end the kernel told it of.
     `checkpoint` is the newest operation that it could found the run from. `left` is the generation
     by whose switch it left the run, 0 while it has not. `burden` is a member without which the run would be faster, as
-    far as it knows, and `why_burden` the figures."""
+    seen in generation `burden_in`, and `why_burden` the figures."""
 
     member: str
     number: int
@@ -121,6 +121,7 @@ class Report(msgspec.Struct, frozen=True):
     left: int = 0
     burden: str = ""
     why_burden: str = ""
+    burden_in: int = 0
     cause: str = ""
     introduction: Introduction | None = None
 

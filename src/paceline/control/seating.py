@@ -11,7 +11,8 @@ from paceline.control.roster import Record
 
 def seats_for(records: Iterable[Record], latest: Plan | None, shares: Sequence[int] = ()) -> tuple[Seat, ...]:
     """In the order of the ranks that members have in the latest plan, newcomers after them. Of fixed shares a member
-    keeps its own; newcomers take those that are free, in their order."""
+    keeps its own; newcomers take those that are free, in their order. While some hand over to others there may be more
+    members than shares: the smallest one is then given once more."""
     known = {member: rank for rank, member in enumerate(latest.members)} if latest is not None else {}
     ordered = sorted(records, key=lambda record: known.get(record.member, len(known)))
     if len(shares) < 2:
@@ -22,7 +23,8 @@ def seats_for(records: Iterable[Record], latest: Plan | None, shares: Sequence[i
         if had.get(record.member) in free:
             kept[record.member] = had[record.member]
             free.remove(had[record.member])
-    return tuple(_seat(record, kept.get(record.member) or free.pop(0)) for record in ordered)
+    least = min(shares)
+    return tuple(_seat(record, kept.get(record.member) or (free.pop(0) if free else least)) for record in ordered)
 
 
 def _seat(record: Record, share: int) -> Seat:

@@ -28,6 +28,7 @@ from paceline.strategy.buckets import Buckets, Loose
 from paceline.strategy.buffers import Buffers, Staged
 from paceline.strategy.collector import Collector, Store
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
+from paceline.strategy.memory import MemoryLimit
 from paceline.strategy.numerics import Examined, clip_factor
 from paceline.strategy.overlap import Overlapped
 from paceline.strategy.parameters import Modules, Optimizers, collect, listed, named_modules
@@ -66,7 +67,7 @@ class AllReduce:
         self._seed = seed
         self._clip_norm = clip_norm
         self._micro_batch = micro_batch
-        self._limit = 0
+        self._memory = MemoryLimit()
         self._verify_every = verify_every
         self._check = check
         settings = {"seed": seed, "clip_norm": clip_norm, "nonfinite": nonfinite, "verify_every": verify_every}
@@ -117,6 +118,7 @@ class AllReduce:
         while True:
             try:
                 self._newest = self._attempt(loss_fn, batch, samples, total, step)
+                self._memory.sufficed(samples)
                 return self._newest
             except Exception as error:
                 if not memory.is_exhausted(error):
@@ -124,7 +126,7 @@ class AllReduce:
                         error.add_note(f"in an attempt in pieces, after the memory did not suffice ({exhausted})")
                     raise
                 exhausted = f"{type(error).__name__}: {error}"
-                self._lower_limit(error, samples)
+                self._memory.lower(error, min(samples, self._piece or samples), self._fewest)
                 memory.release(error)
 
     def reduce(self, contribution: Contribution, notice: Notice) -> Agreement:
@@ -133,7 +135,7 @@ class AllReduce:
         rows = self._meet(contribution, notice, self._store.reduce)
         if rows.any(Flag.LATE):
             rows = self._meet(contribution, notice, self._store.reduce_late)
-        judging.compare(self._group, rows, self._hyper)
+        judging.compare(self._group, rows, self._hyper, contribution.total)
         total_weight = judging.total_weight(rows)
         loss = rows.total("weighted_loss") / total_weight
         if rows.any(Flag.NONFINITE):
@@ -161,22 +163,14 @@ class AllReduce:
 
     @property
     def limit(self) -> int:
-        return self._limit
+        return self._memory.limit
 
     # -- inside compute ----------------------------------------------------------------------------------------------
 
     @property
     def _piece(self) -> int | None:
         """The most samples of one call."""
-        return min(filter(None, (self._micro_batch, self._limit)), default=None)
-
-    def _lower_limit(self, error: Exception, samples: int) -> None:
-        """Half of what was too much. Not for ever: a single sample that does not fit will never."""
-        tried = min(samples, self._piece or samples)
-        if tried <= self._fewest:
-            error.add_note(f"memory does not suffice for {tried} of the {samples} samples of this worker at a time")
-            raise error
-        self._limit = max(self._fewest, tried // 2)
+        return min(filter(None, (self._micro_batch, self._memory.limit)), default=None)
 
     def _attempt(
         self, loss_fn: LossFn, batch: Any, samples: int, total: int, step: int, *, is_rehearsal: bool = False
@@ -242,7 +236,8 @@ class AllReduce:
             changed=contribution.buffers.digest,
             samples=contribution.samples,
             shares=notice.shares,
-            limit=self._limit,
+            # Who computes in pieces anyway can take any number of them.
+            limit=self._memory.limit if self._micro_batch is None else 0,
             weight=contribution.weight,
             weighted_loss=contribution.weighted_loss,
             squares=examined.squares if examined.finite else 0.0,

@@ -10,7 +10,7 @@ from paceline.strategy.base import Disagreement, Diverged, Flag, StrategyError
 from paceline.strategy.header import Rows, exchange_text
 
 
-def compare(group: Group | None, rows: Rows, hyper: digests.HyperParameters) -> None:
+def compare(group: Group | None, rows: Rows, hyper: digests.HyperParameters, total: int) -> None:
     """Raise if the workers cannot have meant the same update."""
     if group is None:
         return
@@ -31,12 +31,12 @@ def compare(group: Group | None, rows: Rows, hyper: digests.HyperParameters) -> 
             "same model, and change parameters only through the optimizers or alike on every worker",
             odd,
         )
-    if len({row.shares for row in rows}) > 1:
+    if len({row.shares for row in rows}) > 1 or sum(row.samples for row in rows) != total:
         odd = digests.odd_ones_out([row.shares for row in rows])
         each = ", ".join(f"{rows.name_of(rank)} takes {row.samples}" for rank, row in enumerate(rows))
         raise Disagreement(
-            f"workers divide this batch differently ({_names(rows, odd)} from the others): {each}; run the same "
-            "version of Paceline on every worker"
+            f"workers divide this batch of {total} differently ({_names(rows, odd)} from the others): {each}; run the "
+            "same version of Paceline on every worker"
         )
     with_samples = [rank for rank, row in enumerate(rows) if row.samples]
     weighted = [rank for rank in with_samples if rows[rank].flags & Flag.WEIGHTED]

@@ -16,8 +16,11 @@ from __future__ import annotations
 import torch
 
 from paceline.collective import Handle
+from paceline.errors import GroupAborted
 from paceline.strategy.buckets import Buckets
 from paceline.strategy.numerics import Examined
+
+_OVER = "an attempt at a step ended after a part of its gradients was sent"
 
 
 class Overlapped:
@@ -30,6 +33,7 @@ class Overlapped:
         }
         self._learned: dict[int, list[int]] = {}
         self._handles: list[Handle] = []
+        self._is_over = False
         self._reset(0, None)
 
     def _reset(self, num_pieces: int, expected: list[int] | None) -> None:
@@ -42,12 +46,15 @@ class Overlapped:
 
     def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
         self.give_up()  # what was sent for an attempt that nobody will finish
+        if self._is_over:
+            raise GroupAborted(_OVER)  # at once, not after another attempt at what cannot be reduced here
         self._reset(num_pieces, None if is_rehearsal else self._learned.get(num_pieces))
 
     def give_up(self) -> None:
         if self._handles:
             self._handles = []
-            self._buckets.group.abort("an attempt at a step ended after a part of its gradients was sent")
+            self._is_over = True
+            self._buckets.group.abort(_OVER)
 
     def put(self, number: int, gradient: torch.Tensor) -> None:
         self._take(number, gradient)

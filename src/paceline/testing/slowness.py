@@ -41,7 +41,7 @@ class Quota:
     is where /proc and the mounts are looked for."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._home, self._is_v2 = _controller(root)
+        self._home, self._is_v2, self._origin = _controller(root)
         _sweep(self._home)
         self._path = self._home / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         try:
@@ -72,7 +72,7 @@ class Quota:
             with contextlib.suppress(OSError):
                 for pid in (self._path / "cgroup.procs").read_text().split():
                     with contextlib.suppress(OSError):  # it ended meanwhile
-                        (self._home / "cgroup.procs").write_text(pid)
+                        (self._origin / "cgroup.procs").write_text(pid)
                 self._path.rmdir()
                 return
             if time.monotonic() > ends_at:
@@ -95,8 +95,9 @@ def quota_obstacle() -> str:
     return ""
 
 
-def _controller(root: Path) -> tuple[Path, bool]:
-    """The cgroup of this process in the hierarchy that rules processors, and whether that is one of version 2."""
+def _controller(root: Path) -> tuple[Path, bool, Path]:
+    """Where a quota can be in the hierarchy that rules processors, whether that is one of version 2, and the cgroup of
+    this process there."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = [line.split()[1:4] for line in (root / "proc/self/mounts").read_text().splitlines()]
@@ -106,7 +107,8 @@ def _controller(root: Path) -> tuple[Path, bool]:
     for mount, kind, options in mounts:
         if kind == "cgroup" and "cpu" in options.split(","):
             own = next((path for names, path in mine.items() if "cpu" in names.split(",")), "/")
-            return _existing(root / mount.lstrip("/"), own), False
+            home = _existing(root / mount.lstrip("/"), own)
+            return home, False, home
     for mount, kind, _ in mounts:
         if kind == "cgroup2":
             home = _existing(root / mount.lstrip("/"), mine.get("", "/"))
@@ -114,7 +116,7 @@ def _controller(root: Path) -> tuple[Path, bool]:
             for place in (home, home.parent):
                 enabled = place / "cgroup.subtree_control"
                 if enabled.exists() and "cpu" in enabled.read_text().split():
-                    return place, True
+                    return place, True, home
             raise NoQuota(f"{home} does not hand on the controller of processors; start in a delegated cgroup")
     raise NoQuota("no hierarchy of cgroups is mounted that rules processors")
 

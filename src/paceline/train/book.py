@@ -42,7 +42,7 @@ class Book(msgspec.Struct):
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Book:
-        balance = msgspec.convert(tree["balance"], Balance)
+        balance = msgspec.convert(tree.get("balance", {}), Balance)  # older checkpoints have none
         return cls(**{**tree, "cursor": Cursor(*tree["cursor"]), "balance": balance})
 
     def judge(self, score: float, mode: Mode, min_delta: float) -> bool:

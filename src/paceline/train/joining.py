@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import socket
@@ -18,6 +19,7 @@ from paceline.control.client import MemberClient
 from paceline.control.member import Member
 from paceline.control.messages import Introduction
 from paceline.control.ticket import Ticket
+from paceline.engine.speeds import PROBE_VARIABLE
 from paceline.train import warming
 from paceline.train.groups import Groups
 from paceline.train.membership import Client, Ledger, Membership
@@ -27,6 +29,8 @@ from paceline.wire.card import Card, this_host
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity, new_member_id
+
+logger = logging.getLogger("paceline.train")
 
 
 class Joined(NamedTuple):
@@ -113,6 +117,8 @@ def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module, capaci
         f"{name} {str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
         for name, parameter in model.named_parameters()
     )
+    if os.environ.get(PROBE_VARIABLE) and warming.tried_pace() is None:
+        logger.warning("--capacity probe has no effect: call paceline.warm_up(model, loss_fn, data) before the session")
     versions = {"the version of torch": str(torch.__version__), "the version of Paceline": paceline.__version__}
     return Introduction(
         card=joined.card,

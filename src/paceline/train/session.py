@@ -100,6 +100,7 @@ class Session:
         )
         self._sharing = Sharing(global_batch, min_share, self._tell)
         self._starvation = Starvation()
+        self._limit = 0  # samples that fit into memory, as was told last
         self._facts = {
             "dataset_length": str(self._batches.length),
             "the data's fingerprint": fingerprint(data, seed=seed)[:16],
@@ -243,7 +244,8 @@ class Session:
         self._prepared = None
         contribution = self._compute(loss_fn, batch)
         computed = time.monotonic()
-        notice = self._sharing.noticed(self._notice(place), place.plan, self._ledger.book)
+        busy_s = self._sharing.watch.read()  # first of all: what follows is not this worker's work
+        notice = self._sharing.noticed(self._notice(place), busy_s, place.plan, self._ledger.book)
         agreement = self._strategy.reduce(contribution, notice)
         self._sharing.reduced(time.monotonic() - computed)
         return self._outcome(
@@ -251,14 +253,17 @@ class Session:
         )
 
     def _compute(self, loss_fn: Callable[..., Any], batch: Batch) -> Contribution:
-        limit = self._strategy.limit
-        contribution = self._strategy.compute(
-            loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._ledger.book.steps + 1
-        )
-        if self._strategy.limit != limit:
-            self._sharing.watch.spoil()
-            self._tell("out of memory", f"with {batch.samples} samples; goes on with {self._strategy.limit} at a time")
-        return contribution
+        try:
+            return self._strategy.compute(
+                loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._ledger.book.steps + 1
+            )
+        finally:
+            limit, before = self._strategy.limit, self._limit
+            self._limit = limit
+            if limit != before:
+                self._sharing.watch.spoil()
+            if 0 < limit < (before or limit + 1):
+                self._tell("out of memory", f"with {batch.samples} samples; goes on with {limit} at a time")
 
     def _commit_step(self, place: Place, agreement: Agreement, batch: Batch, compute_s: float, began: float) -> float:
         book = self._ledger.book

@@ -29,6 +29,7 @@ class Sharing:
         self._total, self._minimum = total, minimum
         self._tell = tell
         self._reduced_s = 0.0  # in the last step
+        self._posted = Burden("")
         self._digested: tuple[Shares, int] | None = None
 
     def shares(self, plan: Plan, book: Book) -> Shares:
@@ -43,9 +44,9 @@ class Sharing:
         self.watch.spoil()
         self._reduced_s = 0.0
 
-    def noticed(self, notice: Notice, plan: Plan, book: Book) -> Notice:
+    def noticed(self, notice: Notice, busy_s: float, plan: Plan, book: Book) -> Notice:
         """What the header of a step says beside the usual."""
-        busy_s, digest = self.watch.read(), self._digest(self.shares(plan, book))
+        digest = self._digest(self.shares(plan, book))
         return msgspec.structs.replace(notice, shares=digest, busy_s=busy_s, reduced_s=self._reduced_s)
 
     def _digest(self, shares: Shares) -> int:
@@ -72,11 +73,12 @@ class Sharing:
             return None
         if after.version != before.version:
             self._tell("shares", after.reason)
-        if after.burden == before.burden:
+        if (after.burden, plan.generation) == (self._posted.member, self._posted.generation):
             return None
-        if after.burden:
+        if after.burden and after.burden != self._posted.member:
             self._tell("burden", f"{after.burden} costs more than it gives: {after.why_burden}")
-        return Burden(after.burden, after.why_burden)
+        self._posted = Burden(after.burden, after.why_burden, plan.generation)
+        return self._posted
 
 
 class Stopwatch:

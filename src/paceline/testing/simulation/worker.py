@@ -255,4 +255,4 @@ class Worker:
         self.post(Leave())
 
     def find_burden(self, member: str) -> None:
-        self.post(Burden(member, "it is slow"))
+        self.post(Burden(member, "it is slow", self.machine.generation))

@@ -37,6 +37,8 @@ class Plan:
             raise BadInput(f"--rounds {self.num_rounds} must be 1 or more, --seconds {self.seconds} from 0.5 to 600")
         if not 2 <= self.samples <= 10_000:
             raise BadInput(f"--samples {self.samples}: give 2 to 10000 for each worker")
+        if not 1 <= self.num_changes <= 100:
+            raise BadInput(f"--changes {self.num_changes}: give 1 to 100")
         if self.change_every and not 50 <= self.change_every <= 10_000:
             raise BadInput(f"--change-every {self.change_every}: give 50 to 10000 steps, or 0 to leave that part out")
 
