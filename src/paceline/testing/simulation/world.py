@@ -205,9 +205,10 @@ class World:
         assert self.coordinator is not None
         current = self.coordinator.standing.current
         if current is not None and not self.halted:
-            ended = [w for w in self.workers.values() if w.machine.phase is Phase.ENDED]
-            lineage = self.truth.lineage_of(current.generation)
-            self.truth.ended(lineage, max(w.machine.applied for w in ended))
+            # As it was told: a script may raise after it has come to the end.
+            reports = [record.report for record in self.coordinator.records.values()]
+            ended = [report.applied for report in reports if report.phase is Phase.ENDED]
+            self.truth.ended(self.truth.lineage_of(current.generation), max(ended))
 
     def _tick(self) -> None:
         self.tell_coordinator(Tick())
