@@ -26,6 +26,9 @@ bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,bench]"
 	$(BIN)/paceline bench allreduce --json benchmarks/results/allreduce-2.json --plot benchmarks/results/allreduce-2.png
 	$(BIN)/paceline bench allreduce --ranks 4 --json benchmarks/results/allreduce-4.json
+	$(BIN)/paceline bench shares --json benchmarks/results/shares.json
+	$(BIN)/paceline bench shares --work timed --json benchmarks/results/shares-timed.json
+	$(BIN)/paceline bench shares --speeds 1,1 --rounds 7 --change-every 0 --no-ddp --json benchmarks/results/shares-equal.json
 	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/deaths.py
 	$(BIN)/python benchmarks/aborts.py

@@ -83,6 +83,29 @@ def test_fixed_shares_repeat_bit_for_bit(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+def test_with_fixed_shares_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    settings = Settings(wanted=3, fewest=3, most=3, shares=(4, 2, 1))
+    digests = []
+    for name, halts in (("straight", False), ("halted", True)):
+        folder = tmp_path / name
+        folder.mkdir()
+        with Rehearsal(train_unequal, EQUAL, 3, workers=3, folder=folder, settings=settings) as run:
+            if halts:
+                run.wait_for(lambda: len(run.said(0)) >= 4)
+                run.ask("halt", "to go on later")
+                assert run.finish() == [Died(0)] * 3, run.log(0)
+                assert len(run.said(0)) < num_steps(3)
+                run.wait_for(lambda: run.coordinator.poll() is not None)
+            else:
+                digests += [result["digest"] for result in run.finish()]
+    with Rehearsal(train_unequal, EQUAL, 3, workers=3, folder=tmp_path / "halted", settings=settings) as run:
+        results = run.finish()
+    assert results[0]["committed"][0][1] > 1, "it began anew"
+    digests += [result["digest"] for result in results]
+    assert len(digests) == 6
+    assert len(set(digests)) == 1
+
+
 def test_equal_shares_on_request(tmp_path: Path) -> None:
     settings = Settings(wanted=2, shares=(1,))
     with Rehearsal(
