@@ -6,9 +6,8 @@
 Both are pure, and every worker calls them with the same arguments after the same operation: the balance is a part of
 the training state, and reaches newcomers and checkpoints with it.
 
-A worker that was never measured is believed to be as fast as the last one on its host, or as its own trial of the model
-said, or as its declared capacity says, beside the others: whichever there is, in this order of trust the other way
-round: declared, tried, its host, the others.
+A worker that was never measured is believed to be as fast as it was declared to be beside the others, as its own trial
+of the model said, as the last worker on its host was, or as the others are: the first of these that there is.
 
 Invariants
 - The shares sum to the total; each worker gets at least the minimum, if there are enough samples.
