@@ -396,3 +396,10 @@ def test_after_a_change_of_plan_a_quick_batch_is_collated_on_the_spot_and_prefet
     with Loader(Augmented(), seed=0, options=LoaderOptions()) as loader:
         again = [loader.fetch(work, after(second, position)) for position, work in enumerate(second[:6])]
     assert [batch["drawn"].tolist() for batch in again] == [batch["drawn"].tolist() for batch in fetched[5:]]
+
+
+def test_without_loader_workers_there_is_no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch gives it a name for a moment, and a process that is killed then leaves that behind."""
+    monkeypatch.setattr(torch.Tensor, "share_memory_", lambda self: pytest.fail("memory was shared with nobody"))
+    with Loader(list(range(10)), seed=0) as loader:
+        assert loader.fetch(Work((1, 0), 0, (3, 4)), lambda _: None).tolist() == [3, 4]

@@ -31,14 +31,20 @@ _NEVER_STALE = 2**62
 
 
 class Batches:
-    """Answers requests. The horizon lies in shared memory: the trainer moves it, loader workers look at it."""
+    """Answers requests. For loader workers the horizon lies in shared memory: the trainer moves it, they look at it."""
 
-    def __init__(self, dataset: Any, seed: int, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self, dataset: Any, seed: int, collate_fn: Callable[[list[Any]], Any] | None, *, is_shared: bool
+    ) -> None:
         self._dataset = dataset
         self._seed = seed
         self._collate = collate_fn or default_collate
         self._at_once = collate_fn is None and _can_be_indexed_at_once(dataset)
-        self._horizon = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._horizon = torch.zeros((), dtype=torch.int64)
+        if (
+            is_shared
+        ):  # and only then: torch's memory has a name for a moment, which a process killed then leaves behind
+            self._horizon.share_memory_()  # type: ignore[no-untyped-call]
 
     def give_up_before(self, serial: int) -> None:
         self._horizon.fill_(serial)

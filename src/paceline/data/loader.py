@@ -88,7 +88,7 @@ class Loader:
     def __init__(self, dataset: Any, *, seed: int, options: LoaderOptions | None = None) -> None:
         self.length = check_dataset(dataset)
         self._options = options or LoaderOptions()
-        self._batches = Batches(dataset, seed, self._options.collate_fn)
+        self._batches = Batches(dataset, seed, self._options.collate_fn, is_shared=self._options.num_workers > 0)
         self._window = Window(self._options.depth)
         self._outbox: deque[Request] = deque()
         self._answers: Iterator[Answer] | None = None
