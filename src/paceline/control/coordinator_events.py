@@ -12,13 +12,16 @@ from paceline.control.messages import NOTHING, AgentDirective, AgentReport, Dire
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`wanted` members start the run, or at least `fewest` after `grace_s`; no more than `most` are seated. `shares`
     are fixed ones, in the order of the first ranks: as many as there may be members, or one that all have; none lets
-    each worker take what it can carry."""
+    each worker take what it can carry. `servers` start the run beside the workers, and hold each parameter `replicas`
+    times, on as many of them."""
 
     wanted: int = 1
     fewest: int = 1
     most: int = 1 << 30
     shares: tuple[int, ...] = ()
     drop_stragglers: bool = False
+    servers: int = 0
+    replicas: int = 1
     grace_s: float = 20.0
     silence_s: float = 5.0
     stuck_s: float = 60.0  # the same for a process that is seen to be busy
@@ -38,6 +41,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.fewest <= self.wanted <= self.most:
             raise ValueError(
                 f"--min {self.fewest}, -n {self.wanted} and --max {self.most} must be at least 1 and in this order"
+            )
+        if self.servers < 0:
+            raise ValueError(f"--servers {self.servers}: give 0 for a run without servers, or more")
+        if self.replicas < 1:
+            raise ValueError(f"--replicas {self.replicas}: give 1 to have each parameter on one server, or more")
+        if self.replicas > 1 and not self.servers:
+            raise ValueError(
+                f"--replicas {self.replicas} is for parameters on servers, and there are none; give --servers "
+                f"{self.replicas} or more, or leave out --replicas"
+            )
+        if self.replicas > max(self.servers, 1):
+            raise ValueError(
+                f"--replicas {self.replicas} with --servers {self.servers}: each replica needs its own server; give "
+                f"--servers {self.replicas} or more, or --replicas {self.servers} or fewer"
             )
 
 

@@ -29,7 +29,7 @@ Body = TypeVar("Body")
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach a run. `host` is where the coordinator runs, as `this_host` calls it: who is there too meets it at
     `local_name`, everybody else at `address`. `agent` is the id of the agent that started the holder, `capacity` how
-    fast its workers are said to be beside others, 0 if nothing was said."""
+    much its workers and servers are said to bear beside others, 0 if nothing was said."""
 
     run: str
     folder: str
