@@ -1,20 +1,18 @@
-"""The agent's machine without processes: single cases, and many random histories in a simulated world."""
+"""The agent's machine without processes, case by case."""
 
 from __future__ import annotations
 
-import random
 import signal
 
 import pytest
+from engine_driver import KILLED, Driver, sent, starts
 
 from paceline.control.messages import AgentDirective
 from paceline.engine.base import START_AGAIN
 from paceline.engine.events import (
-    Action,
     Asked,
     AskHalt,
     CoordinatorEnded,
-    Event,
     Exited,
     NotStarted,
     Opened,
@@ -24,56 +22,13 @@ from paceline.engine.events import (
     Say,
     Signal,
     SignalCoordinator,
-    Start,
     StartCoordinator,
-    Started,
     StopSelf,
     Suspended,
     Tick,
 )
 from paceline.engine.slots import Rules, State
-from paceline.engine.supervisor import Stage, Supervisor
-
-KILLED = -signal.SIGKILL
-
-
-class Driver:
-    """A machine, a clock, and process ids."""
-
-    def __init__(self, **rules: object) -> None:
-        self.machine = Supervisor(Rules(**rules))  # type: ignore[arg-type]
-        self.now = 100.0
-        self.log: list[Action] = []
-        self._pid = 1000
-        self._follow(self.machine.begin(self.now))
-
-    def _follow(self, actions: list[Action]) -> list[Action]:
-        self.log += actions
-        for action in actions:
-            if isinstance(action, Start):
-                self._pid += 1
-                self._follow(self.machine.handle(Started(action.slot, self._pid), self.now))
-        return actions
-
-    def tell(self, event: Event, after_s: float = 0.0) -> list[Action]:
-        self.now += after_s
-        return self._follow(self.machine.handle(event, self.now))
-
-    def open_all(self) -> None:
-        for slot in self.machine.slots:
-            self.tell(Opened(slot.number))
-
-    def directive(self, number: int, *, kill: tuple[int, ...] = (), over: bool = False, reason: str = "") -> None:
-        self.tell(AgentDirective(1, number, "agent", kill, over, reason))
-
-
-def starts(actions: list[Action]) -> list[int]:
-    return [action.slot for action in actions if isinstance(action, Start)]
-
-
-def sent(actions: list[Action]) -> list[tuple[int, int]]:
-    return [(action.slot, action.number) for action in actions if isinstance(action, Signal)]
-
+from paceline.engine.supervisor import Stage
 
 # -- workers ---------------------------------------------------------------------------------------------------------
 
@@ -372,142 +327,3 @@ def test_a_coordinator_that_refuses_its_folder_ends_the_run() -> None:
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"-n 0|--restarts -1"):
         Rules(**rules)  # type: ignore[arg-type]
-
-
-# -- random histories ------------------------------------------------------------------------------------------------
-
-
-class World:
-    """Workers, a coordinator and a person that behave as the dice say; checks what must always hold."""
-
-    def __init__(self, seed: int) -> None:
-        self.dice = random.Random(seed)
-        self.owns = self.dice.random() < 0.8
-        self.sessions = self.dice.random() < 0.7
-        self.deadly = self.dice.choice([0.0, 0.02, 0.1])
-        self.rules = Rules(
-            workers=self.dice.randint(1, 5), restarts=self.dice.randint(0, 4), owns_coordinator=self.owns
-        )
-        self.machine = Supervisor(self.rules)
-        self.now, self.pid = 0.0, 0
-        self.living: dict[int, int] = {}
-        self.opened: set[int] = set()
-        self.stubborn = {slot for slot in range(5) if self.dice.random() < 0.3}
-        self.coordinator: str | None = None
-        self.halting = self.over = self.forbidden = False
-        self.last_exit: dict[int, tuple[float, int]] = {}
-        self.started_at: dict[int, float] = {}
-        self.in_a_row: dict[int, int] = {}
-        self.number = 0
-
-    def run(self) -> None:
-        self._act(self.machine.begin(self.now))
-        for _ in range(3000):
-            if self.machine.outcome is not None:
-                assert not self.living
-                assert self.coordinator is None
-                return
-            self.now += self.dice.choice([0.01, 0.1, 0.5])
-            self._tell(Tick())
-            self._happen()
-        raise AssertionError(f"no end: {self.machine.stage}, {self.living}, {self.coordinator}")
-
-    def _tell(self, event: Event) -> None:
-        self._act(self.machine.handle(event, self.now))
-
-    def _act(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Start):
-                self._start(action.slot)
-            elif isinstance(action, Signal):
-                self._signal(action.slot, action.number)
-            elif isinstance(action, StartCoordinator):
-                assert self.coordinator is None
-                self.coordinator = "starting"
-            elif isinstance(action, SignalCoordinator):
-                self._end_coordinator(-action.number if action.number == signal.SIGKILL else 75, "")
-            elif isinstance(action, AskHalt):
-                self.halting = True
-
-    def _start(self, slot: int) -> None:
-        assert slot not in self.living
-        assert not self.forbidden, "started after the end was known"
-        if slot in self.last_exit:
-            at, code = self.last_exit[slot]
-            assert code != 0
-            assert self.now - at >= self.rules.first_pause_s - 1e-6
-            long_life = at - self.started_at[slot] >= self.rules.settled_s
-            self.in_a_row[slot] = 1 if long_life else self.in_a_row.get(slot, 0) + 1
-            assert self.in_a_row[slot] <= self.rules.restarts
-        self.pid += 1
-        self.living[slot] = self.pid
-        self.started_at[slot] = self.now
-        self._tell(Started(slot, self.pid))
-
-    def _signal(self, slot: int, number: int) -> None:
-        if slot in self.living and (
-            number == signal.SIGKILL or (number in (signal.SIGTERM, signal.SIGINT) and slot not in self.stubborn)
-        ):
-            self._exit(slot, -number)
-
-    def _exit(self, slot: int, code: int) -> None:
-        del self.living[slot]
-        self.opened.discard(slot)
-        self.last_exit[slot] = (self.now, code)
-        self._tell(Exited(slot, code))
-
-    def _end_coordinator(self, code: int, verdict: str) -> None:
-        if self.coordinator is not None:
-            self.coordinator = None
-            self._tell(CoordinatorEnded(code, verdict))
-
-    def _happen(self) -> None:
-        for slot in list(self.living):
-            if slot not in self.living:
-                continue
-            if self.sessions and slot not in self.opened and self.dice.random() < 0.3:
-                self.opened.add(slot)
-                self._tell(Opened(slot))
-            elif self.dice.random() < self.deadly:
-                self._exit(slot, self.dice.choice([KILLED, 1, 75, -15]))
-            elif (self.halting or self.over or not self.sessions) and self.dice.random() < 0.2:
-                self._exit(slot, 0)
-        if self.dice.random() < 0.004:
-            self.forbidden = True
-            self._tell(Asked(self.dice.choice([signal.SIGINT, signal.SIGTERM])))
-        self._be_coordinator()
-
-    def _be_coordinator(self) -> None:
-        if not self.owns:
-            if self.dice.random() < 0.01:
-                self._say_over()
-            return
-        if self.coordinator == "starting" and self.dice.random() < 0.2:
-            self.coordinator = "running"
-        if self.coordinator != "running":
-            return
-        self._direct(over=self.over)
-        if self.over and self.dice.random() < 0.3:
-            self._end_coordinator(*((0, "ended") if self.dice.random() < 0.7 else (1, "failed")))
-        elif self.dice.random() < 0.01:
-            self._end_coordinator(KILLED, "")
-        elif (self.halting and not self.living) or self.machine.exhausted or self.dice.random() < 0.005:
-            self._say_over()
-
-    def _say_over(self) -> None:
-        self.over = self.forbidden = True
-        self._direct(over=True)
-
-    def _direct(self, *, over: bool) -> None:
-        self.number += 1
-        kill = tuple(pid for pid in self.living.values() if self.dice.random() < 0.002)
-        self._tell(AgentDirective(1, self.number, "agent", kill, over, "reason" if over else ""))
-
-
-@pytest.mark.parametrize("block", range(10))
-def test_random_histories_end_and_keep_the_rules(block: int) -> None:
-    for seed in range(block * 200, block * 200 + 200):
-        try:
-            World(seed).run()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error

@@ -19,7 +19,7 @@ class NotStarted(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The worker has taken its ticket: its script has a session."""
+    """The process has taken its ticket: if it is a worker, its script has a session."""
 
     slot: int
 
@@ -83,7 +83,7 @@ class Start(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """Send a signal to a worker and what it has started."""
+    """Send a signal to a worker or a server and what it has started."""
 
     slot: int
     number: int
@@ -123,8 +123,8 @@ class Result(Enum):
 
 
 class Outcome(NamedTuple):
-    """How it ended. `code` is for the process's own exit; `slot` is the worker at fault, -1 for none; `reason` what is
-    known beside that worker's own words."""
+    """How it ended. `code` is for the process's own exit; `slot` is the process at fault, -1 for none; `reason` what is
+    known beside that process's own words."""
 
     result: Result
     code: int

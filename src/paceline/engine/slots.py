@@ -1,4 +1,8 @@
-"""The rules of an agent, and what it knows of each of its slots."""
+"""The rules of an agent, and what it knows of each of its slots.
+
+Slots are numbered in one row, workers first: with two workers and two servers, 0 and 1 are w0 and w1, 2 and 3 are s0
+and s1. Numbers are for the machine, labels for people.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ import msgspec
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient an agent is. `owns_coordinator` is false for one that joined another host's run."""
+    """How many processes an agent starts, and how patient it is. `owns_coordinator` is false for one that joined a run
+    of another host; only such a one may do without workers."""
 
     workers: int
+    servers: int = 0
     restarts: int = 3
     owns_coordinator: bool = True
     first_pause_s: float = 0.5
@@ -18,15 +24,26 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     settled_s: float = 60.0
     doubt_s: float = 5.0
     grace_s: float = 5.0
-    farewell_s: float = 15.0  # for a coordinator to end after the run, or a worker after a failed one
+    farewell_s: float = 15.0  # for a coordinator or a server to end after the run, or a worker after a failed one
     coordinator_deaths: int = 10  # within `coordinator_window_s`
     coordinator_window_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
+        if self.workers < 1 and self.owns_coordinator:
             raise ValueError(f"-n {self.workers}: a run needs at least one worker")
+        if self.workers < 0:
+            raise ValueError(f"-n {self.workers}: give 0 to start no worker here, or more")
+        if self.servers < 0:
+            raise ValueError(f"--servers {self.servers}: give 0 to start no server here, or more")
+        if self.workers + self.servers < 1:
+            raise ValueError("-n 0 and no servers: nothing would be started; give -n or --servers, or both")
         if self.restarts < 0:
-            raise ValueError(f"--restarts {self.restarts}: give 0 to start no worker again, or more")
+            raise ValueError(f"--restarts {self.restarts}: give 0 to start no process again, or more")
+
+
+def label_of(slot: int, workers: int) -> str:
+    """What people call a slot of an agent with so many workers."""
+    return f"w{slot}" if slot < workers else f"s{slot - workers}"
 
 
 class State(Enum):
@@ -37,8 +54,10 @@ class State(Enum):
 
 
 class Slot:
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, label: str, *, is_server: bool = False) -> None:
         self.number = number
+        self.label = label
+        self.is_server = is_server
         self.state = State.WAITING
         self.until = 0.0  # of the waiting or the doubt
         self.pid = 0
@@ -50,4 +69,4 @@ class Slot:
         self.has_session = False
         self.was_ended = False  # by this agent
         self.outlived_run = False
-        self.kill_at: float | None = None  # when it was asked to end and has not
+        self.kill_at: float | None = None  # when it was asked to end and has not; never again once it was killed

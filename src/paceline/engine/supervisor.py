@@ -1,4 +1,4 @@
-"""The agent's machine: which worker is started again and when, what a signal means, and when all is over.
+"""The agent's machine: which process is started again, what a signal means, and when all is over.
 
 Pure: `handle(event, now)` returns actions; it knows no process, no clock and no thread. The agent turns what happens to
 processes into events and actions into system calls.
@@ -8,12 +8,16 @@ coordinator says when it is over, and workers that die are started again. Until 
 over when all of its processes have ended, and one that fails ends the others, as people know it from torchrun. A
 process that a signal ends in that time leaves it open for `doubt_s` which of the two it is.
 
+Servers are there for the workers, of this host and of others: they say nothing of what the script is, and what becomes
+of them decides nothing here. They live as long as the run does, also where no worker of this agent is left; after its
+end they have `farewell_s` to end by themselves. Those of a plain script end with it. An agent may have joined a run
+with servers alone; then there is no script that could be plain.
+
 Invariants
-- Nothing is started once the run is over, asked to end, or failed; nothing that exited with 0 is started again.
-- Between two starts in one slot there is a pause; it doubles, and there are no more than `restarts` of them until a
-  process has lived for `settled_s`.
-- A worker that is to end is asked, and killed `grace_s` later. Every way out ends: the outcome is there when no worker
-  and no coordinator of this agent is left.
+- Nothing is started once the run is over, asked to end, or failed; nothing that exited with 0, or that was asked to
+  end here, is started again.
+- What `crew.py` says of restarts and of ends.
+- Every way out ends: the outcome is there when no worker, no server and no coordinator of this agent is left.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from enum import Enum
 
 from paceline.control.messages import AgentDirective
 from paceline.engine.base import START_AGAIN, exit_words
+from paceline.engine.crew import Crew
 from paceline.engine.events import (
     Action,
     Asked,
@@ -38,16 +43,14 @@ from paceline.engine.events import (
     Result,
     Resumed,
     Say,
-    Signal,
     SignalCoordinator,
-    Start,
     StartCoordinator,
     Started,
     StopSelf,
     Suspended,
     Tick,
 )
-from paceline.engine.slots import Rules, Slot, State
+from paceline.engine.slots import Rules, Slot, State, label_of
 
 REFUSED = 2  # the coordinator's exit code when starting it again would not help
 
@@ -62,11 +65,18 @@ class Stage(Enum):
 class Supervisor:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.slots = [Slot(number) for number in range(rules.workers)]
+        workers = [Slot(number, label_of(number, rules.workers)) for number in range(rules.workers)]
+        servers = [
+            Slot(number, label_of(number, rules.workers), is_server=True)
+            for number in range(rules.workers, rules.workers + rules.servers)
+        ]
+        self.slots = [*workers, *servers]
+        self._workers, self._servers = Crew(workers, rules, self._do), Crew(servers, rules, self._do)
+        self._crews = (self._workers, self._servers)
         self.exits: dict[int, str] = {}
         self.outcome: Outcome | None = None
         self.stage = Stage.WORKING
-        self._sessions = False
+        self._sessions = not workers
         self._coordinator_runs = False
         self._coordinator_heard = False
         self._coordinator_deaths: deque[float] = deque()
@@ -79,7 +89,7 @@ class Supervisor:
         self._culprit: Slot | None = None
         self._asked: list[int] = []
         self._term_at: float | None = None
-        self._hopeless = False
+        self._servers_end_at: float | None = None
         self._has_halted = False
         self._now = 0.0
         self._actions: list[Action] = []
@@ -88,8 +98,8 @@ class Supervisor:
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing lives here, and nothing will be started any more."""
-        return all(slot.state is State.FINAL for slot in self.slots)
+        """Whether no worker lives here, and none will be started any more."""
+        return self._workers.is_final
 
     @property
     def exhausted(self) -> bool:
@@ -97,11 +107,15 @@ class Supervisor:
         a plain script that went well must not be called so."""
         return self.is_spent and (self._sessions or self.stage is Stage.FAILING)
 
+    @property
+    def servers_exhausted(self) -> bool:
+        """Whether no server lives here, and none will be started any more."""
+        return self._servers.is_final
+
     def wakes_at(self) -> float | None:
         """When the next `Tick` is due, if nothing happens before."""
-        times = [slot.until for slot in self.slots if slot.state in (State.WAITING, State.DOUBTED)]
-        times += [slot.kill_at for slot in self.slots if slot.state is State.RUNNING and slot.kill_at is not None]
-        times += [at for at in (self._term_at, self._coordinator_ends_at) if at is not None]
+        times = [*self._workers.due_times(), *self._servers.due_times()]
+        times += [at for at in (self._term_at, self._servers_end_at, self._coordinator_ends_at) if at is not None]
         return min(times, default=None)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -111,8 +125,8 @@ class Supervisor:
         self._now = now
         if self.rules.owns_coordinator:
             self._start_coordinator()
-        for slot in self.slots:
-            self._start(slot)
+        for crew in self._crews:
+            crew.start_all(now)
         return self._actions
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -129,13 +143,17 @@ class Supervisor:
     def _on_notstarted(self, event: NotStarted) -> None:
         slot = self.slots[event.slot]
         slot.state = State.FINAL
-        if self.stage is Stage.WORKING:
+        if slot.is_server:
+            self._do(Say(event.reason))
+        elif self.stage is Stage.WORKING:
             self._fail(slot, event.reason)
 
     def _on_opened(self, event: Opened) -> None:
         self.slots[event.slot].has_session = True
+        if self.slots[event.slot].is_server:
+            return
         self._sessions = True
-        for slot in self.slots:
+        for slot in self._workers.slots:
             if slot.state is State.DOUBTED:  # so it was a worker of the run
                 self._start_again(slot, slot.code or 0)
 
@@ -147,8 +165,10 @@ class Supervisor:
         lived_s = self._now - slot.since
         if slot.num_starts == 1 and code > 0 and code != START_AGAIN and lived_s < self.rules.settled_s:
             slot.first_failed = True
-        if self.stage is not Stage.WORKING or code == 0:
+        if self.stage is not Stage.WORKING or code == 0 or slot.kill_at is not None:
             slot.state = State.FINAL
+        elif slot.is_server:
+            self._servers.start_again(slot, code, self._now)
         elif self._sessions:
             self._start_again(slot, code)
         elif code > 0:
@@ -157,11 +177,17 @@ class Supervisor:
         else:
             slot.state, slot.until = State.DOUBTED, self._now + self.rules.doubt_s
 
+    def _start_again(self, worker: Slot, code: int) -> None:
+        self._workers.start_again(worker, code, self._now)
+        if self.is_spent and not self._servers.is_final:
+            self._do(Say("no worker is left here; the servers go on as long as the run does"))
+
     def _on_agentdirective(self, directive: AgentDirective) -> None:
         self._coordinator_heard = True
-        for slot in self.slots:
-            if slot.state is State.RUNNING and slot.pid in directive.kill:
-                self._send(slot, signal.SIGKILL)
+        for crew in self._crews:
+            for slot in crew.running():
+                if slot.pid in directive.kill:
+                    crew.send(slot, signal.SIGKILL)
         if directive.over and not self._is_over:
             if directive.failed:
                 self._verdict = "failed"
@@ -175,9 +201,10 @@ class Supervisor:
             self._released = event.released
             if not self._is_over:
                 self._end_run("")
-            for slot in self.slots:
-                if slot.state is State.RUNNING and slot.kill_at is None and slot.pid not in event.known:
-                    self._terminate(slot)  # it came when nobody was there any more to say so
+            for crew in self._crews:
+                for slot in crew.running():
+                    if slot.kill_at is None and slot.pid not in event.known:
+                        crew.terminate(slot, self._now)  # it came when nobody was there any more to say so
             if event.verdict == "failed":
                 self._term_at = self._now + self.rules.farewell_s
         elif self.stage in (Stage.OVER, Stage.FAILING) or self._coordinator_asked:
@@ -214,19 +241,27 @@ class Supervisor:
         else:
             self._kill_all()
 
+    def _kill_all(self) -> None:
+        for crew in self._crews:
+            crew.kill_all()
+        if self._coordinator_runs and self._coordinator_ends_at is None:
+            self._coordinator_ends_at = self._now + self.rules.grace_s
+
     def _ask_politely(self, number: int) -> None:
         if not self.rules.owns_coordinator:
             self._do(Say("leaving the run after this step; Ctrl-C again to kill"))
-            self._send_all(signal.SIGTERM)
+            for crew in self._crews:
+                crew.send_all(signal.SIGTERM)
         elif self._sessions and self.stage is Stage.ASKED:
             self._do(Say("stopping after this step; Ctrl-C again to kill"))
             self._halt("a person asked for the end")
         else:
             self._do(Say("stopping; Ctrl-C again to kill"))
-            self._send_all(number)
+            self._workers.send_all(number)  # servers end when the script has
 
     def _on_suspended(self, _: Suspended) -> None:
-        self._send_all(signal.SIGSTOP)
+        for crew in self._crews:
+            crew.send_all(signal.SIGSTOP)
         if self._coordinator_runs:
             self._do(SignalCoordinator(signal.SIGSTOP))
         self._do(StopSelf())
@@ -234,7 +269,8 @@ class Supervisor:
     def _on_resumed(self, _: Resumed) -> None:
         if self._coordinator_runs:
             self._do(SignalCoordinator(signal.SIGCONT))
-        self._send_all(signal.SIGCONT)
+        for crew in self._crews:
+            crew.send_all(signal.SIGCONT)
 
     def _on_tick(self, _: Tick) -> None:
         """Time alone has passed; `_decide` looks at it."""
@@ -242,31 +278,33 @@ class Supervisor:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        for slot in self.slots:
-            if slot.state is State.WAITING and self._now >= slot.until:
-                self._start(slot)
-            elif slot.state is State.DOUBTED and (self._now >= slot.until or self._nobody_runs()):
+        for slot in self._workers.slots:
+            if slot.state is State.DOUBTED and (self._now >= slot.until or not any(self._workers.running())):
                 slot.state = State.FINAL
                 self._fail(slot, "")
-            elif slot.state is State.RUNNING and slot.kill_at is not None and self._now >= slot.kill_at:
-                self._kill(slot)
+        for crew in self._crews:
+            crew.do_what_is_due(self._now)
         if self._term_at is not None and self._now >= self._term_at:
             self._term_at = None
             self._terminate_all()
+        if self._servers_end_at is not None and self._now >= self._servers_end_at:
+            self._servers_end_at = None
+            self._servers.terminate_all(self._now)
         if self._coordinator_ends_at is not None and self._now >= self._coordinator_ends_at:
             self._end_coordinator()
         if self.is_spent:
             self._wind_up()
 
-    def _nobody_runs(self) -> bool:
-        return not any(slot.state is State.RUNNING for slot in self.slots)
-
     def _wind_up(self) -> None:
         """No worker is left. With a session the coordinator has the last word, for workers of other hosts may go on."""
-        if not self._coordinator_runs:
-            self._finish()
-            return
         goes_on = self._sessions and len(self._asked) < 2 and self.stage in (Stage.WORKING, Stage.ASKED)
+        if not goes_on and self.stage is not Stage.OVER:  # there, they are released, and have their time
+            self._servers.cancel_starts()
+            self._servers.terminate_all(self._now)
+        if not self._coordinator_runs:
+            if self._servers.is_final:
+                self._finish()
+            return
         if goes_on or self._coordinator_ends_at is not None:
             return
         if not self._coordinator_heard:
@@ -288,9 +326,11 @@ class Supervisor:
             self.stage = Stage.OVER
             self._reason = reason
         self._cancel_starts()
-        for slot in self.slots:
-            if slot.state is State.RUNNING and not slot.has_session:  # came too late to take part
-                self._terminate(slot)
+        for crew in self._crews:
+            for slot in crew.running():
+                if not slot.has_session:  # came too late to take part
+                    crew.terminate(slot, self._now)
+        self._servers_end_at = None if self._servers.is_final else self._now + self.rules.farewell_s
         self._coordinator_ends_at = self._now + self.rules.farewell_s if self._coordinator_runs else None
 
     def _fail(self, culprit: Slot | None, reason: str) -> None:
@@ -301,66 +341,13 @@ class Supervisor:
         self._cancel_starts()
         self._terminate_all()
 
-    # -- workers -----------------------------------------------------------------------------------------------------
-
-    def _start(self, slot: Slot) -> None:
-        slot.state, slot.since, slot.code = State.RUNNING, self._now, None
-        slot.has_session = slot.was_ended = False
-        slot.kill_at = None
-        slot.num_starts += 1
-        self._do(Start(slot.number))
-
-    def _start_again(self, slot: Slot, code: int) -> None:
-        if all(each.first_failed for each in self.slots):
-            self._hopeless = True  # the script is wrong, not the machines
-        if self._now - slot.since >= self.rules.settled_s:
-            slot.num_restarts = 0
-        if self._hopeless or slot.num_restarts >= self.rules.restarts:
-            slot.state = State.FINAL
-            if not self._hopeless:
-                self._do(Say(f"w{slot.number} {exit_words(code)}; it is not started again"))
-            else:
-                self._cancel_starts()
-            return
-        pause_s = min(self.rules.first_pause_s * 2**slot.num_restarts, self.rules.longest_pause_s)
-        slot.num_restarts += 1
-        slot.state, slot.until = State.WAITING, self._now + pause_s
-        self._do(Say(f"w{slot.number} {exit_words(code)}; it is started again in {pause_s:g} s"))
-
     def _cancel_starts(self) -> None:
-        for slot in self.slots:
-            if slot.state in (State.WAITING, State.DOUBTED):
-                slot.state = State.FINAL
+        for crew in self._crews:
+            crew.cancel_starts()
 
     def _terminate_all(self) -> None:
-        for slot in self.slots:
-            if slot.state is State.RUNNING and slot.kill_at is None:
-                self._terminate(slot)
-
-    def _terminate(self, slot: Slot) -> None:
-        self._send(slot, signal.SIGTERM)
-        slot.kill_at = self._now + self.rules.grace_s
-
-    def _kill(self, slot: Slot) -> None:
-        self._send(slot, signal.SIGKILL)
-        slot.kill_at = None
-
-    def _kill_all(self) -> None:
-        for slot in self.slots:
-            if slot.state is State.RUNNING:
-                self._kill(slot)
-        if self._coordinator_runs and self._coordinator_ends_at is None:
-            self._coordinator_ends_at = self._now + self.rules.grace_s
-
-    def _send_all(self, number: int) -> None:
-        for slot in self.slots:
-            if slot.state is State.RUNNING:
-                self._send(slot, number)
-
-    def _send(self, slot: Slot, number: int) -> None:
-        if number not in (signal.SIGSTOP, signal.SIGCONT):
-            slot.was_ended = True
-        self._do(Signal(slot.number, number))
+        for crew in self._crews:
+            crew.terminate_all(self._now)
 
     # -- the coordinator ---------------------------------------------------------------------------------------------
 
@@ -389,11 +376,12 @@ class Supervisor:
 
     def _failed_afterwards(self) -> Slot | None:
         """A worker that was let go in peace and failed after that, perhaps before the agent knew that all was over; a
-        guest knows of nobody's release, but of the end."""
-        failed = [slot for slot in self.slots if slot.code and not slot.was_ended]
+        guest knows of nobody's release, but of the end. Servers are looked at where there is nothing else."""
+        slots = self._workers.slots or self._servers.slots
+        failed = [slot for slot in slots if slot.code and not slot.was_ended]
         if self.rules.owns_coordinator:
             failed = [slot for slot in failed if slot.pid in self._released]
-        elif len(failed) < len(self.slots):
+        elif len(failed) < len(slots):
             failed = [slot for slot in failed if slot.outlived_run]
         return failed[0] if failed else None
 
