@@ -26,6 +26,15 @@ def test_results_come_in_order_from_other_processes(tmp_path: Path) -> None:
     assert os.getpid() not in pids
 
 
+def test_servers_may_stand_beside_the_workers(tmp_path: Path) -> None:
+    results = launch(engine_tasks.rank_times, 10, workers=2, servers=1, name="a", folder=tmp_path)
+    assert [value for value, _ in results] == [0, 10], "servers have no result"
+    assert (tmp_path / "a" / "logs" / "s0.log").exists()
+    with pytest.raises(ValueError, match="each replica needs its own server"):
+        launch(engine_tasks.rank_times, 10, servers=1, replicas=2, name="b", folder=tmp_path)
+    assert not (tmp_path / "b").exists()
+
+
 def test_the_root_cause_is_raised_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="rank 1 lost it") as caught:
         launch(engine_tasks.fail_on, 1, workers=3, folder=tmp_path)

@@ -37,7 +37,7 @@ def starter(folder: Path, lines: list[str]) -> Iterator[Begin]:
 
     def begin(code: str) -> Process:
         environment = {"PYTHONPATH": str(Path(guard.__file__).resolve().parents[2])}
-        job = Job(command=("-c", code), workers=1, run="a", environment=environment)
+        job = Job(command=("-c", code), workers=9, run="a", environment=environment)
         started.append(LocalEngine(job, TICKET, folder, output, warden).start(len(started)))
         return started[-1]
 

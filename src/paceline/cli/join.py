@@ -1,19 +1,22 @@
-"""`paceline join`: workers of this machine for a run that lives on another one."""
+"""`paceline join`: workers and servers of this machine for a run that lives on another one."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from paceline.cli.leaving import BAD_INPUT, leave
-from paceline.cli.run import CapacityOption, FolderOption
+from paceline.cli.run import CapacityOption, FolderOption, ServersOption
 from paceline.cli.script import command_of
 from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.engine.slots import Rules
 
 DOOR_S = 15.0
 
@@ -28,26 +31,50 @@ class CodeFirst(TyperCommand):
 
 
 def join(
-    words: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[SCRIPT [ARGS]...]", help="The script and its arguments.")
+    ] = None,
     code: Annotated[
         str, typer.Option(metavar="CODE", help="The invitation; - for stdin, @FILE for a file.", show_default="first")
     ] = "",
     workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start here.")] = 1,
+    servers: ServersOption = 0,
     folder: FolderOption = Path("runs"),
-    restarts: Annotated[int, typer.Option(help="How often a worker that died is started again.")] = 3,
+    restarts: Annotated[int, typer.Option(help="How often a process that died is started again.")] = 3,
     capacity: CapacityOption = "",
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
 ) -> None:
     """Joins a run with workers of this machine: paceline join CODE -n 2 train.py. They take part from the next step
-    on."""
+    on. With servers only: paceline join CODE --servers 1 -n 0."""
     try:
-        code, script = (code, words) if code else (words[0], words[1:])
-        if not script:
-            raise ValueError("there is no script to run; write: paceline join CODE -n 2 train.py")
-        exit_code = _join(_read_code(code), command_of(script, is_module=module), workers, folder, restarts, capacity)
+        code, script = _split(code, words or [])
+        rules = _rules(script, workers, servers, restarts)
+        command = command_of(script, is_module=module) if script else ()
+        exit_code = _join(_read_code(code), command, rules, folder, capacity)
     except (PacelineError, ValueError, OSError) as error:
         leave(error, BAD_INPUT)
     raise typer.Exit(exit_code)
+
+
+def _split(code: str, words: list[str]) -> tuple[str, list[str]]:
+    """CODE and the script, however they were given."""
+    if not code and not words:
+        raise ValueError("there is no invitation; get one with paceline invite, and write: paceline join CODE train.py")
+    return (code, words) if code else (words[0], words[1:])
+
+
+def _rules(script: list[str], workers: int, servers: int, restarts: int) -> Rules:
+    from paceline.engine.slots import Rules
+
+    rules = Rules(workers=workers, servers=servers, restarts=restarts, owns_coordinator=False)
+    if workers and not script:
+        raise ValueError(
+            "there is no script to run; write: paceline join CODE -n 2 train.py, or, to join with servers only, "
+            "paceline join CODE --servers 1 -n 0"
+        )
+    if script and not workers:
+        raise ValueError(f"-n 0: no worker would run {script[0]}; leave the script out, or give -n 1 or more")
+    return rules
 
 
 def _read_code(code: str) -> str:
@@ -62,20 +89,18 @@ def _read_code(code: str) -> str:
     return code
 
 
-def _join(code: str, command: tuple[str, ...], workers: int, root: Path, restarts: int, capacity: str) -> int:
+def _join(code: str, command: tuple[str, ...], rules: Rules, root: Path, capacity: str) -> int:
     from paceline.control import invitation
     from paceline.engine import folders, running, speeds
     from paceline.engine.local import Job
-    from paceline.engine.slots import Rules
     from paceline.wire.deadline import Deadline
 
-    Rules(workers=workers, restarts=restarts)
     speed = speeds.parse_capacity(capacity)
     ticket = invitation.enter(code, deadline=Deadline(DOOR_S, "entering the run by its invitation"))
     with contextlib.closing(folders.claim_for_guest(root, ticket.run)) as place:
-        job = Job(command=command, workers=workers, run=ticket.run, ranked=False, environment=speed.environment)
+        job = Job(command=command, workers=rules.workers, run=ticket.run, ranked=False, environment=speed.environment)
         with running.Lifetime(place) as life:
-            outcome = life.join(ticket, workers, restarts, speed, running.local_engine(job, place.logs))
+            outcome = life.join(ticket, rules, speed, running.local_engine(job, place.logs))
             explanation = life.explanation(outcome)
         running.report(outcome, explanation, place)
         return outcome.code

@@ -70,7 +70,7 @@ def status(
 
 
 def drain(
-    member: Annotated[str, typer.Argument(help="A member's id or its beginning, its rank, or w0, w1, ... as printed.")],
+    member: Annotated[str, typer.Argument(help="A member's id or its beginning, its rank, or w0, s0, ... as printed.")],
     name: NameOption = "",
     folder: FolderOption = Path("runs"),
 ) -> None:
@@ -102,7 +102,7 @@ def logs(
     name: NameOption = "",
     folder: FolderOption = Path("runs"),
 ) -> None:
-    """Prints what the workers of this machine have printed."""
+    """Prints what the workers and servers of this machine have printed."""
     try:
         run = _find(folder, name)
         paths = _logs_of(run, member)
@@ -117,9 +117,9 @@ def logs(
 
 
 def pick(wanted: str, rows: list[dict[str, Any]], pids: dict[str, list[int]]) -> dict[str, Any]:
-    """The one member that is meant. `pids` are the processes that `paceline run` prints as w0, w1, and so on. Raises
+    """The one member that is meant. `pids` are the processes that `paceline run` prints as w0, s0, and so on. Raises
     `ValueError` that lists who there is."""
-    if re.fullmatch(r"w\d+", wanted):
+    if re.fullmatch(r"[ws]\d+", wanted):
         newest = pids.get(wanted, [])[-1:]
         found = [row for row in rows if row["pid"] in newest]
     elif wanted.isdigit() and len(wanted) < 6:
@@ -153,7 +153,7 @@ def _logs_of(run: Path, member: str) -> list[Path]:
 
     folder = run / LOGS
     if not member:
-        return sorted(folder.glob("w*.log"))
+        return [*sorted(folder.glob("w*.log")), *sorted(folder.glob("s*.log"))]
     label = member
     if not (folder / f"{member}.log").exists():
         with RunReader(run) as reader:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Options end at the script: everything after it is the script's own.
 SCRIPT_SETTINGS = {"allow_interspersed_args": False}
 
+ServersOption = Annotated[int, typer.Option("--servers", help="How many servers, for parameters, to start here.")]
 CapacityOption = Annotated[
     str,
     typer.Option(metavar="NUMBER|probe", help="How fast this machine is beside others.", show_default="as measured"),
@@ -34,7 +35,7 @@ def run(
     folder: FolderOption = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with this run, or with the newest.")] = False,
     host: Annotated[str, typer.Option(help="This machine's address, for others to join by.")] = "127.0.0.1",
-    restarts: Annotated[int, typer.Option(help="How often a worker that died is started again.")] = 3,
+    restarts: Annotated[int, typer.Option(help="How often a process that died is started again.")] = 3,
     shares: Annotated[
         str, typer.Option(metavar="auto|equal|4:2:1", help="How batches are divided: by speed, equally, fixed.")
     ] = "auto",
@@ -42,6 +43,8 @@ def run(
     drop_stragglers: Annotated[
         bool, typer.Option("--drop-stragglers", help="Let a worker go that costs more than it gives.")
     ] = False,
+    servers: ServersOption = 0,
+    replicas: Annotated[int, typer.Option(help="On how many servers each parameter is.")] = 1,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
 ) -> None:
@@ -53,6 +56,8 @@ def run(
             shares=shares,
             capacity=capacity,
             drop_stragglers=drop_stragglers,
+            servers=servers,
+            replicas=replicas,
         )
         code = _run(
             command,
@@ -78,6 +83,8 @@ def _hosting(
     shares: str,
     capacity: str,
     drop_stragglers: bool,
+    servers: int,
+    replicas: int,
 ) -> Hosting:
     from paceline.engine import speeds
     from paceline.engine.running import Hosting
@@ -85,7 +92,7 @@ def _hosting(
 
     if host in ("0.0.0.0", "::", ""):
         raise ValueError(f"--host {host} is every address of this machine; give the one that the others use")
-    Rules(workers=workers, restarts=restarts)
+    Rules(workers=workers, servers=servers, restarts=restarts)
     if capacity and shares != speeds.AUTO:
         raise ValueError(f"--capacity {capacity} has no effect on fixed shares (--shares {shares}); leave out either")
     limit = {} if most is None else {"most": most}
@@ -97,6 +104,8 @@ def _hosting(
         shares=speeds.parse_shares(shares),
         drop_stragglers=drop_stragglers,
         capacity=speeds.parse_capacity(capacity),
+        servers=servers,
+        replicas=replicas,
         **limit,
     )
     hosting.settings()

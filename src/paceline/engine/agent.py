@@ -86,7 +86,7 @@ class Box:
 
 class Agent:
     """`say` gets lines for the person at the terminal; `on_start` is called with every process that was started,
-    `on_session` when the first of them has turned out to have a session."""
+    `on_session` when the first worker among them has turned out to have a session."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Agent:
         *,
         coordinator: CoordinatorChild | None,
         say: Callable[[str], None],
-        on_start: Callable[[int, Process], None],
+        on_start: Callable[[Process], None],
         on_session: Callable[[], None],
     ) -> None:
         self._machine = supervisor
@@ -198,7 +198,7 @@ class Agent:
         self._vitals.pop(process.pid, None)
         self._handle(Exited(slot, code))
         self._report()
-        logger.info("w%d: process %d %s", slot, process.pid, exit_words(code))
+        logger.info("%s: process %d %s", process.label, process.pid, exit_words(code))
         process.close()
         self.ended[slot] = process
 
@@ -211,8 +211,8 @@ class Agent:
         if slot not in self._opened and process.has_session():
             self._opened.add(slot)
             self._handle(Opened(slot))
-            logger.info("w%d has a session", slot)
-            if not self._has_session:
+            logger.info("%s has a session", process.label)
+            if not self._has_session and not self._machine.slots[slot].is_server:
                 self._has_session = True
                 self._on_session()
 
@@ -257,9 +257,9 @@ class Agent:
             return
         self._running[slot] = process
         self._vitals[process.pid] = Vitals("R", True)
-        logger.info("w%d: process %d started", slot, process.pid)
+        logger.info("%s: process %d started", process.label, process.pid)
         self._handle(Started(slot, process.pid))
-        self._on_start(slot, process)
+        self._on_start(process)
 
     def _ask_halt(self, reason: str) -> None:
         """Until it is heard: the coordinator may be on its way back."""

@@ -1,4 +1,4 @@
-"""The contract of an engine: where the workers of one agent live, and how it is known that they died.
+"""The contract of an engine: where the workers and servers of one agent live, and how it is known that they died.
 
 The agent's loop is the only caller, on one thread. It waits on `Process.fileno` of all processes at once, so an end is
 known without polling. What is to be done about it is for the `Supervisor` to say; an engine decides nothing.
@@ -25,7 +25,11 @@ class EngineError(PacelineError):
 
 
 class Process(Protocol):
-    """One worker, from its start to the end of all that it has started."""
+    """One worker or server, from its start to the end of all that it has started."""
+
+    @property
+    def label(self) -> str:
+        """What people call its slot: w0, s1."""
 
     @property
     def pid(self) -> int: ...
@@ -54,7 +58,7 @@ class Process(Protocol):
 
 class Engine(Protocol):
     def start(self, slot: int) -> Process:
-        """Start a worker in one of the agent's slots, which are numbered from 0."""
+        """Start a worker or a server in one of the agent's slots, which are numbered as `slots.py` says."""
 
     def close(self) -> None: ...
 

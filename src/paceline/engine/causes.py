@@ -23,7 +23,7 @@ def explain(
 ) -> list[str]:
     """`ended` are the last processes of the slots; `coordinator_lines` the end of its log."""
     if outcome.slot in ended:
-        return _of_worker(outcome.slot, ended[outcome.slot])
+        return _of_process(ended[outcome.slot])
     if outcome.slot >= 0:
         return [outcome.reason]
     if outcome.reason.startswith("the coordinator"):
@@ -31,18 +31,20 @@ def explain(
     return _of_run(outcome.reason, folder, ended)
 
 
-def _of_worker(slot: int, process: Process) -> list[str]:
+def _of_process(process: Process) -> list[str]:
     words = exit_words(process.exit_code() or 0)
-    return [f"w{slot} (process {process.pid} on {socket.gethostname()}) {words}:", *tail(process.last_lines())]
+    return [f"{process.label} (process {process.pid} on {socket.gethostname()}) {words}:", *tail(process.last_lines())]
 
 
 def _of_run(reason: str, folder: Path, ended: Mapping[int, Process]) -> list[str]:
-    """What the coordinator says; followed by the words of a worker that failed, unless it quotes one."""
+    """What the coordinator says; followed by the words of a worker that failed, or of a server if none did, unless it
+    quotes one."""
     lines = (reason or _written_reason(folder)).splitlines()
-    failed = [slot for slot, process in ended.items() if process.exit_code() not in (0, None)]
+    failed = [process for process in ended.values() if process.exit_code() not in (0, None)]
+    failed.sort(key=lambda process: process.label.startswith("s"))
     if not failed or any(line.startswith(_TRACEBACK) for line in lines):
         return lines[:1] + lines[1:][-MOST_LINES:]
-    return [*lines, *_of_worker(failed[0], ended[failed[0]])]
+    return [*lines, *_of_process(failed[0])]
 
 
 def _written_reason(folder: Path) -> str:

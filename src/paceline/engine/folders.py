@@ -34,7 +34,7 @@ class RunRefused(PacelineError):
 
 
 class Workers(msgspec.Struct, frozen=True):
-    """What the agent of a folder has started: the process ids of each slot, the newest last."""
+    """What the agent of a folder has started: the process ids of each slot, by its label, the newest last."""
 
     slots: dict[str, list[int]] = {}
 
@@ -53,9 +53,9 @@ class Place:
     def name(self) -> str:
         return self.folder.name
 
-    def note_start(self, slot: int, pid: int) -> None:
-        """Write down which process runs in a slot, for commands that name workers as the output does."""
-        self._workers.setdefault(f"w{slot}", []).append(pid)
+    def note_start(self, label: str, pid: int) -> None:
+        """Write down which process runs in a slot, for commands that name workers and servers as the output does."""
+        self._workers.setdefault(label, []).append(pid)
         draft = self.folder / f".{WORKERS_FILE}"
         draft.write_bytes(msgspec.json.encode(Workers(self._workers)))
         draft.replace(self.folder / WORKERS_FILE)

@@ -29,9 +29,12 @@ def launch(
     restarts: int = 3,
     shares: str = speeds.AUTO,
     drop_stragglers: bool = False,
+    servers: int = 0,
+    replicas: int = 1,
 ) -> list[Any]:
     """Run `function(*arguments)` in `workers` processes of this machine, as `paceline run -n` runs a script, and return
     what each returned, in order. What they print is printed here. `shares` is "auto", "equal", or fixed ones: "4:2:1".
+    `servers` processes more hold parameters, each on `replicas` of them.
 
     If the run fails, its root cause is raised: the worker's own exception, with its traceback as a note, where it has
     one that can travel, else `LaunchFailed`. A `ValueError` says before anything is started that the function cannot be
@@ -42,7 +45,12 @@ def launch(
             "`if __name__ == '__main__':`, so that only the first process makes it"
         )
     hosting = running.Hosting(
-        workers=workers, restarts=restarts, shares=speeds.parse_shares(shares), drop_stragglers=drop_stragglers
+        workers=workers,
+        restarts=restarts,
+        shares=speeds.parse_shares(shares),
+        drop_stragglers=drop_stragglers,
+        servers=servers,
+        replicas=replicas,
     )
     hosting.settings()
     packed = task.pack(function, arguments)

@@ -1,6 +1,6 @@
-"""The local engine: workers are processes of this machine, each the leader of a session of its own.
+"""The local engine: workers and servers are processes of this machine, each the leader of a session of its own.
 
-A worker gets its ticket as an inherited descriptor, and shares that descriptor's position with the agent: when it has
+A process gets its ticket as an inherited descriptor, and shares that descriptor's position with the agent: when it has
 moved, the ticket was read, and the script has a session. Nothing else is needed to tell a plain script from one that
 is part of the run.
 """
@@ -25,16 +25,19 @@ from paceline.control.ticket import Ticket
 from paceline.engine import guard
 from paceline.engine.base import EngineError
 from paceline.engine.output import Output, Printed
+from paceline.engine.slots import label_of
 from paceline.engine.warden import Warden, guarded
 from paceline.wire.descriptors import Fd
 
 RUN_VARIABLE = "PACELINE_RUN"
+SERVER_COMMAND = ("-m", "paceline.server")
 
 Attach = Callable[[int], Mapping[str, int]]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the workers of one agent run. `command` is what comes after the interpreter."""
+    """What the workers of one agent run. `command` is what comes after the interpreter. What is started in the slots
+    after theirs are servers, which have a command of their own."""
 
     command: tuple[str, ...]
     workers: int
@@ -42,16 +45,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ranked: bool = True  # whether slots are the ranks of a whole: not where workers join those of another host
     environment: dict[str, str] = {}
 
+    def is_server(self, slot: int) -> bool:
+        return slot >= self.workers
+
+    def command_of(self, slot: int) -> tuple[str, ...]:
+        return SERVER_COMMAND if self.is_server(slot) else self.command
+
     def environment_of(self, slot: int, base: Mapping[str, str], port: int) -> dict[str, str]:
-        """For a worker in this slot; scripts written for torchrun find what they expect."""
+        """For a process in this slot; scripts written for torchrun find what they expect."""
         cores = len(os.sched_getaffinity(0))
         own = {
             RUN_VARIABLE: self.run,
-            "LOCAL_RANK": str(slot),
-            "LOCAL_WORLD_SIZE": str(self.workers),
             "PYTHONUNBUFFERED": "1",  # what was printed before a crash is not lost
         }
-        if self.ranked:
+        if not self.is_server(slot):
+            own |= {"LOCAL_RANK": str(slot), "LOCAL_WORLD_SIZE": str(self.workers)}
+        if self.ranked and not self.is_server(slot):
             own |= {
                 "RANK": str(slot),
                 "WORLD_SIZE": str(self.workers),
@@ -59,7 +68,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
             }
-        threads = {"OMP_NUM_THREADS": str(max(1, cores // self.workers))}
+        threads = {"OMP_NUM_THREADS": str(max(1, cores // max(1, self.workers)))}
         return {**threads, **base, **own, **self.environment}
 
 
@@ -75,6 +84,10 @@ class LocalProcess:
         self._close = close
         self._exit = Fd(os.pidfd_open(popen.pid))
         self._cpu_ticks = 0
+
+    @property
+    def label(self) -> str:
+        return self.printed.label
 
     @property
     def pid(self) -> int:
@@ -124,8 +137,8 @@ class LocalProcess:
 
 
 class LocalEngine:
-    """Used by the agent's thread, which must live as long as the workers: they die with it. `attach` names, for a slot,
-    the descriptors that its worker inherits beside the ticket, by the variable that tells it their number."""
+    """Used by the agent's thread, which must live as long as the processes: they die with it. `attach` names, for a
+    worker's slot, the descriptors that it inherits beside the ticket, by the variable that tells it their number."""
 
     def __init__(
         self, job: Job, ticket: Ticket, logs: Path, output: Output, warden: Warden, attach: Attach | None = None
@@ -143,13 +156,14 @@ class LocalEngine:
             ticket = Fd(tickets.hand_over(self._ticket))
             stack.callback(ticket.close)
             os.lseek(ticket.fileno(), 0, os.SEEK_SET)
-            pipes = self._output.open(f"w{slot}", self._logs / f"w{slot}.log")
-            attached = self._attach(slot)
+            label, is_server = label_of(slot, self._job.workers), self._job.is_server(slot)
+            pipes = self._output.open(label, self._logs / f"{label}.log")
+            attached = _nothing_else(slot) if is_server else self._attach(slot)
             environment = self._job.environment_of(slot, os.environ, self._port)
             environment |= {variable: str(descriptor) for variable, descriptor in attached.items()}
             try:
                 popen = subprocess.Popen(
-                    guarded([sys.executable, *self._job.command], os.getpid()),
+                    guarded([sys.executable, *self._job.command_of(slot)], os.getpid()),
                     env=tickets.environment_for(ticket.fileno(), base=environment),
                     pass_fds=[ticket.fileno(), *attached.values()],
                     stdin=subprocess.DEVNULL,
@@ -159,7 +173,8 @@ class LocalEngine:
                 )
             except OSError as error:
                 self._output.finish(pipes.printed)
-                raise EngineError(f"w{slot} cannot be started: {error}; start fewer workers (-n)") from error
+                fewer = "servers (--servers)" if is_server else "workers (-n)"
+                raise EngineError(f"{label} cannot be started: {error}; start fewer {fewer}") from error
             finally:
                 os.close(pipes.out)
                 os.close(pipes.error)

@@ -55,6 +55,8 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
     shares: tuple[int, ...] = ()
     drop_stragglers: bool = False
     capacity: Capacity = Capacity()
+    servers: int = 0
+    replicas: int = 1
 
     def settings(self) -> Settings:
         # A list of fixed shares says how many workers there may be.
@@ -65,11 +67,13 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
             most=most,
             shares=self.shares,
             drop_stragglers=self.drop_stragglers,
+            servers=self.servers,
+            replicas=self.replicas,
         )
 
 
 class Display:
-    """What a person sees of the run beside the workers' lines; shown from the first session on."""
+    """What a person sees of the run beside the lines of its processes; shown from the first session on."""
 
     def __init__(self, folder: Path, *, plain: bool) -> None:
         from rich.console import Console
@@ -127,7 +131,7 @@ class Lifetime:
         self._stack.close()
 
     def host(self, hosting: Hosting, make_engine: MakeEngine) -> Outcome:
-        rules = Rules(workers=hosting.workers, restarts=hosting.restarts)
+        rules = Rules(workers=hosting.workers, servers=hosting.servers, restarts=hosting.restarts)
         config = Config.new(
             run=self.place.name, folder=self.place.folder, settings=hosting.settings(), host=hosting.host
         )
@@ -136,8 +140,8 @@ class Lifetime:
         self._coordinator = CoordinatorChild(config, identity.member, self.place.logs, self._warden)
         return self._run(rules, ticket, identity, make_engine)
 
-    def join(self, ticket: Ticket, workers: int, restarts: int, capacity: Capacity, make_engine: MakeEngine) -> Outcome:
-        rules = Rules(workers=workers, restarts=restarts, owns_coordinator=False)
+    def join(self, ticket: Ticket, rules: Rules, capacity: Capacity, make_engine: MakeEngine) -> Outcome:
+        """With the rules of a guest: without a coordinator of its own."""
         identity = Identity()
         ticket = msgspec.structs.replace(
             ticket, folder=str(self.place.folder), agent=identity.member, capacity=capacity.declared
@@ -157,8 +161,8 @@ class Lifetime:
         )
         return self._agent.run()
 
-    def _note_start(self, slot: int, process: Process) -> None:
-        self.place.note_start(slot, process.pid)
+    def _note_start(self, process: Process) -> None:
+        self.place.note_start(process.label, process.pid)
 
     def last_processes(self) -> dict[int, Process]:
         return dict(self._agent.ended) if self._agent is not None else {}

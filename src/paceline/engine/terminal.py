@@ -1,4 +1,4 @@
-"""How lines of workers look to a person: `[w0] ` in front, in a colour of its own on a terminal."""
+"""How lines of processes look to a person: `[w0] ` or `[s0] ` in front, in a colour of its own on a terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _prefixed(label: str, line: str, *, colour: bool) -> str:
         return OWN_PREFIX + line
     if not colour:
         return f"[{label}] {line}"
-    number = COLOURS[int(label.lstrip("w") or 0) % len(COLOURS)]
+    number = COLOURS[int(label[1:] or 0) % len(COLOURS)]
     return f"\x1b[{number}m[{label}]\x1b[0m {line}"
 
 
