@@ -16,6 +16,7 @@ SOURCE = Path(paceline.__file__).parent
 FLOORS = [
     {"errors"},
     {"wire"},
+    {"placement"},
     {"control"},
     {"collective", "server", "data", "checkpoint", "watch", "balance"},
     {"strategy", "engine"},

@@ -23,7 +23,7 @@ class Agents:
             return False
         self._reports[report.agent] = report
         self._heard[report.agent] = now
-        return known is None or (report.exits, report.exhausted) != (known.exits, known.exhausted)
+        return known is None or _decisive(report) != _decisive(known)
 
     def exit_of(self, record: Record) -> str | None:
         """How the process of a member ended, if it did."""
@@ -39,16 +39,16 @@ class Agents:
         return vitals is not None and vitals.busy and vitals.state not in _STANDS_STILL
 
     def are_spent(self) -> bool:
-        """No agent has a process, or will start one."""
+        """No agent has a worker, or will start one."""
         reports = self._reports.values()
-        return bool(reports) and all(report.exhausted and not report.living for report in reports)
+        return bool(reports) and all(report.exhausted and not report.num_workers for report in reports)
 
     def may_bring_more(self, num_ready: int) -> bool:
-        """Whether a process lives, or may be started yet, that is not among those that are ready."""
+        """Whether a worker lives, or may be started yet, that is not among those that are ready."""
         reports = self._reports.values()
         if not reports or not all(report.exhausted for report in reports):
             return True
-        return sum(len(report.living) for report in reports) > num_ready
+        return sum(report.num_workers for report in reports) > num_ready
 
     def last_exit(self) -> str:
         exits = [text for report in self._reports.values() for text in report.exits.values()]
@@ -67,3 +67,7 @@ class Agents:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._reports)
+
+
+def _decisive(report: AgentReport) -> tuple[object, ...]:
+    return report.exits, report.exhausted, report.servers_exhausted

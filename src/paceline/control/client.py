@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+import msgspec
+
 from paceline.control.courier import Courier, Owner, reach
 from paceline.control.member import Member
 from paceline.control.member_events import Action, Event, Exit, Say
@@ -177,17 +179,23 @@ class AgentClient:
         self._courier = Courier(ticket, credentials, AGENTS_ROOM, owner, heartbeat_s=heartbeat_s, orphan_s=orphan_s)
         self._courier.start()
 
-    def update(self, living: Mapping[int, Vitals], exits: Mapping[int, str], exhausted: bool) -> None:
+    def update(
+        self,
+        living: Mapping[int, Vitals],
+        exits: Mapping[int, str],
+        exhausted: bool,
+        servers: tuple[int, ...] = (),
+        servers_exhausted: bool = False,
+    ) -> None:
         """All that is known, by process id; said at once and with every heartbeat."""
         with self._lock:
-            number = self._report.number
-            self._report = AgentReport(self._report.agent, number, dict(living), dict(exits), exhausted)
+            agent, number = self._report.agent, self._report.number
+            self._report = AgentReport(agent, number, dict(living), dict(exits), exhausted, servers, servers_exhausted)
         self._courier.speak()
 
     def _compose(self) -> Iterable[tuple[str, Any]]:
         with self._lock:
-            old = self._report
-            self._report = AgentReport(old.agent, old.number + 1, old.living, old.exits, old.exhausted)
+            self._report = msgspec.structs.replace(self._report, number=self._report.number + 1)
             return [("report", self._report)]
 
     def _hear(self, header: Header) -> None:

@@ -52,7 +52,9 @@ from paceline.control.messages import (
 )
 from paceline.control.roster import Fate, Record
 from paceline.control.seating import gifts_for, seats_for
+from paceline.control.serving import Change, ServerManager
 from paceline.control.speech import Speech, plan_of
+from paceline.placement.placement import Placement
 
 
 class Coordinator:
@@ -66,14 +68,17 @@ class Coordinator:
         self._ready_since: float | None = None
         self._actions: list[Action] = []
         self._announced = False
-        standing = Standing()
+        standing, placement = Standing(), Placement()
         for key, value in (remembered or {}).items():
             if key == "standing":
                 standing = msgspec.msgpack.decode(value, type=Standing)
+            elif key == "placement":
+                placement = msgspec.msgpack.decode(value, type=Placement)
             elif key.startswith("member/"):
                 record = Record.restore(value, now)
                 self.records[record.member] = record
         self.standing = standing
+        self._manager = ServerManager(settings.replicas, placement)
         self._keep(term=standing.term + 1)
         self._first_actions = self._actions
 
@@ -100,7 +105,17 @@ class Coordinator:
 
     @property
     def alive(self) -> list[Record]:
-        return [record for record in self.records.values() if record.fate is None]
+        """The workers that live; servers are apart."""
+        return [record for record in self.records.values() if record.fate is None and not record.is_server]
+
+    @property
+    def servers(self) -> list[Record]:
+        """The servers that live."""
+        return [record for record in self.records.values() if record.fate is None and record.is_server]
+
+    @property
+    def placement(self) -> Placement:
+        return self._manager.placement
 
     def plan_of(self, member: str) -> Plan | None:
         return plan_of(member, self.standing)
@@ -163,6 +178,7 @@ class Coordinator:
         if self.standing.over:
             self._release_all()
             return
+        self._arrange()
         self._watch_progress()
         if self._is_troubled() and self.standing.fence <= self.standing.newest:
             self._keep(fence=self.standing.newest + 1)
@@ -177,7 +193,7 @@ class Coordinator:
 
     def _bury(self) -> None:
         """Find out who is dead, and who is as good as dead."""
-        for record in self.alive:
+        for record in [*self.alive, *self.servers]:
             exited = self._agents.exit_of(record)
             if record.report.phase is Phase.FAILED:
                 self._end(record, Fate.FAILED, record.report.cause)
@@ -187,8 +203,8 @@ class Coordinator:
                 self._end(record, Fate.DEAD, f"process {record.introduction.pid} ended, as another on its host saw")
             elif not record.connected and self._is_suspected(record):
                 self._end(record, Fate.DEAD, "its connections broke, here and to another member")
-        silent = [record for record in self.alive if self._is_silent(record)]
-        everybody = self._participants()
+        silent = [record for record in [*self.alive, *self.servers] if self._is_silent(record)]
+        everybody = [*self._participants(), *self.servers]
         if everybody and all(record in silent for record in everybody):
             # Nobody is heard: most likely the network here is at fault, and they go on without a coordinator.
             silent = [record for record in silent if self._now - record.heard > self.settings.all_silent_s]
@@ -224,6 +240,21 @@ class Coordinator:
         names = dict.fromkeys(member for plan in plans for member in plan.members)
         found = [self.records[name] for name in names if name in self.records]
         return [record for record in found if record.fate is None]
+
+    def _arrange(self) -> None:
+        """Where the ranges go, now that servers came, went or did what they were told."""
+        change = self._manager.update(self.servers, self.standing.ranges)
+        if change is not None:
+            self._place(change)
+        for record in self.servers:
+            if record.is_going and not self._manager.holds(record.member):
+                self._end(record, Fate.RELEASED, "left the run")
+
+    def _place(self, change: Change) -> None:
+        self._actions.append(Remember("placement", msgspec.msgpack.encode(change.placement)))
+        if change.lost:
+            text = f"{len(change.lost)} of {len(change.placement.ranges)} ranges: no server that lives has them"
+            self._note("lost ranges", None, text)
 
     def _watch_progress(self) -> None:
         pending = self.standing.pending
@@ -311,6 +342,8 @@ class Coordinator:
         may_wait = waited_s < self.settings.grace_s and self._agents.may_bring_more(len(ready))
         if len(ready) < self.settings.wanted and may_wait:
             return
+        if self.standing.ranges and not self._has_enough_servers(waited_s):
+            return
         self._ready_since = None
         ready = sorted(ready, key=lambda record: -record.report.checkpoint)[: self.settings.most]
         founder, *others = ready
@@ -323,7 +356,23 @@ class Coordinator:
                 self._note("resumed", founder, f"goes on after operation {base}")
         plan = Plan(generation, Start.FOUND, self._seats(ready), base, gifts_for(others, [founder]))
         self._keep(founded=self.standing.founded + 1, fence=generation, reached=base)
+        if self.standing.ranges:
+            self._place(self._manager.found(generation, self._ready_servers(), self.standing.ranges))
         self._issue(plan)
+
+    def _ready_servers(self) -> list[Record]:
+        ready = [record for record in self.servers if record.connected and record.report.phase is Phase.READY]
+        return [record for record in ready if not record.is_going]
+
+    def _has_enough_servers(self, waited_s: float) -> bool:
+        """Whether the run can be founded with the servers that are there."""
+        num_ready = len(self._ready_servers())
+        if not self.servers and not self.settings.servers:
+            self.fail("the strategy of this script keeps parameters on servers, and there are none: give --servers 1")
+            self._release_all()
+            return False
+        fewest = max(1, self.settings.replicas)
+        return num_ready >= max(self.settings.servers, 1) or (num_ready >= fewest and waited_s > self.settings.grace_s)
 
     def _run(self) -> None:
         """A plan is in force: prepare the next one if somebody comes or goes, see the end."""
@@ -420,8 +469,14 @@ class Coordinator:
 
     def _check_fit(self, record: Record) -> None:
         """A member whose model, data or versions differ from the run's would spoil it."""
+        if record.is_server:
+            difference = founding.difference_of_server(self.standing.facts or {}, record.introduction)
+            if difference:
+                self._end(record, Fate.REFUSED, difference)
+            return
         if self.standing.facts is None or (self.standing.founded == 0 and not self._has_witness(record)):
-            self._keep(facts=record.introduction.facts, parameters=record.introduction.parameters)
+            mine = record.introduction
+            self._keep(facts=mine.facts, parameters=mine.parameters, ranges=mine.ranges)
             return
         difference = founding.difference(self.standing.facts, self.standing.parameters, record.introduction)
         if difference:
@@ -459,7 +514,7 @@ class Coordinator:
                 self._end(record, Fate.RELEASED, "left the run")
 
     def _release_all(self) -> None:
-        for record in self.alive:
+        for record in [*self.alive, *self.servers]:
             self._end(record, Fate.RELEASED, self.standing.reason)
         if not self._announced:
             self._announced = True
@@ -470,7 +525,7 @@ class Coordinator:
     def _tell_all(self) -> None:
         for record in self.records.values():
             if record.connected:
-                self._actions += self._speech.to_member(record, self.standing, asked=False)
+                self._actions += self._speech.to_member(record, self.standing, self.placement, asked=False)
         for agent in self._agents:
             self._tell_agent(agent, asked=False)
 
@@ -482,7 +537,7 @@ class Coordinator:
             return
         record = self.records.get(event.member)
         if record is not None:
-            self._actions += self._speech.to_member(record, self.standing, asked=True)
+            self._actions += self._speech.to_member(record, self.standing, self.placement, asked=True)
         else:
             self._actions.append(self._speech.to_stranger(event.member, self.standing))
 

@@ -128,6 +128,7 @@ class Standing(msgspec.Struct, frozen=True):
     pending: Plan | None = None
     facts: dict[str, str] | None = None
     parameters: tuple[str, ...] = ()
+    ranges: tuple[int, ...] = ()  # the bytes of each that is kept on servers
     founded: int = 0  # how often the run was founded
     reached: int = NOTHING  # the highest operation known to be applied
     over: str = ""  # "", "ended", "failed"

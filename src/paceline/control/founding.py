@@ -22,3 +22,12 @@ def difference(facts: Mapping[str, str], parameters: Sequence[str], introduction
         where = "here" if longer is introduction.parameters else "on the other members"
         return f"parameter {first!r} is only {where}; build the same model on all members"
     return ""
+
+
+def difference_of_server(facts: Mapping[str, str], introduction: Introduction) -> str:
+    """The same for a server, which knows nothing of the script; `facts` are empty before the first worker came."""
+    for name, theirs in introduction.facts.items():
+        ours = facts.get(name, theirs)
+        if ours != theirs:
+            return f"{name} is {theirs} on this server but {ours} on the workers; all members must run the same"
+    return ""

@@ -7,6 +7,7 @@ from enum import Enum
 
 import msgspec
 
+from paceline.placement.placement import Placement
 from paceline.wire.card import Card
 
 NOTHING = -1  # the number of the last operation of a member that holds no training state
@@ -82,7 +83,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
 class Introduction(msgspec.Struct, frozen=True):
     """Who a member is, and what must be alike on all members: `facts` (versions, sizes, fingerprints) and a line for
-    each parameter. `capacity` and `tried` say how fast it may be, as in its seat."""
+    each parameter. `capacity` and `tried` say how fast it may be, as in its seat. `ranges` are the bytes of each range
+    that it needs servers to hold; none if it needs no servers."""
 
     card: Card
     pid: int
@@ -92,6 +94,19 @@ class Introduction(msgspec.Struct, frozen=True):
     parameters: tuple[str, ...] = ()
     capacity: float = 0.0
     tried: tuple[float, float] | None = None
+    ranges: tuple[int, ...] = ()
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """What a server says of itself: the version of the placement it goes by, which ranges it has all of and which it
+    has handed over; and for people, how many keys it has, how much memory, and which part of the time it was busy."""
+
+    version: int = 0
+    synced: tuple[int, ...] = ()
+    handed: tuple[int, ...] = ()
+    num_keys: int = 0
+    num_bytes: int = 0
+    busy: float = 0.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -102,7 +117,8 @@ class Report(msgspec.Struct, frozen=True):
     promise: it applies nothing more of a generation below. `dead` are members whose end the kernel told it of.
     `checkpoint` is the newest operation that it could found the run from. `left` is the generation
     by whose switch it left the run, 0 while it has not. `burden` is a member without which the run would be faster, as
-    seen in generation `burden_in`, and `why_burden` the figures."""
+    seen in generation `burden_in`, and `why_burden` the figures. `placement` is the newest version of the placement it
+    has been told of, `serving` what only servers say."""
 
     member: str
     number: int
@@ -123,6 +139,8 @@ class Report(msgspec.Struct, frozen=True):
     why_burden: str = ""
     burden_in: int = 0
     cause: str = ""
+    placement: int = 0
+    serving: Serving | None = None
     introduction: Introduction | None = None
 
 
@@ -136,7 +154,8 @@ class Verdict(Enum):
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """All that matters for one member. Ordered by (term, number). The plan is left out where the member has it."""
+    """All that matters for one member. Ordered by (term, number). The plan, and the placement of the parameters on
+    servers, is left out where the member has it."""
 
     term: int
     number: int
@@ -147,6 +166,7 @@ class Directive(msgspec.Struct, frozen=True):
     plan: Plan | None = None
     leave: bool = False
     stop: bool = False
+    placement: Placement | None = None
 
 
 class Vitals(msgspec.Struct, frozen=True):
@@ -157,14 +177,21 @@ class Vitals(msgspec.Struct, frozen=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True):
-    """All that an agent knows of its children, by process id: those that live, and how the others ended. An agent that
-    is `exhausted` will start no more."""
+    """All that an agent knows of its children, by process id: those that live, and how the others ended; `servers` are
+    those of the living that are no workers. An agent that is `exhausted` will start no more workers."""
 
     agent: str
     number: int
     living: dict[int, Vitals] = {}
     exits: dict[int, str] = {}
     exhausted: bool = False
+    servers: tuple[int, ...] = ()
+    servers_exhausted: bool = False
+
+    @property
+    def num_workers(self) -> int:
+        """That live."""
+        return len(self.living.keys() - set(self.servers))
 
 
 class AgentDirective(msgspec.Struct, frozen=True):

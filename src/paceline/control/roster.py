@@ -42,6 +42,10 @@ class Record:
         return self.introduction.card.member
 
     @property
+    def is_server(self) -> bool:
+        return self.introduction.card.role == "server"
+
+    @property
     def number(self) -> int:
         return self.report.number
 
@@ -61,7 +65,12 @@ class Record:
         return self._essence() != before
 
     def _essence(self) -> Report:
-        return msgspec.structs.replace(self.report, number=0, term=0, applied=min(self.report.applied, 0))
+        serving = self.report.serving
+        if serving is not None:  # figures are for people
+            serving = msgspec.structs.replace(serving, num_keys=0, num_bytes=0, busy=0.0)
+        return msgspec.structs.replace(
+            self.report, number=0, term=0, applied=min(self.report.applied, 0), placement=0, serving=serving
+        )
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

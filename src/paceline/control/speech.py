@@ -12,6 +12,7 @@ from paceline.control.agents import Agents
 from paceline.control.coordinator_events import Standing, Tell, TellAgent
 from paceline.control.messages import NOTHING, AgentDirective, Directive, Plan, Verdict
 from paceline.control.roster import Fate, Record
+from paceline.placement.placement import Placement
 
 
 class Speech:
@@ -22,10 +23,11 @@ class Speech:
         """Who is not known is asked to introduce itself."""
         return Tell(Directive(standing.term, self._next(), member, Verdict.UNKNOWN))
 
-    def to_member(self, record: Record, standing: Standing, *, asked: bool) -> list[Tell]:
+    def to_member(self, record: Record, standing: Standing, placement: Placement, *, asked: bool) -> list[Tell]:
         verdict = _verdict(record, standing)
         plan = plan_of(record.member, standing) if verdict is Verdict.KNOWN else None
-        content = (verdict, plan.generation if plan else 0, standing.fence, record.draining, standing.halting)
+        generation = plan.generation if plan else 0
+        content = (verdict, generation, standing.fence, record.draining, standing.halting, placement.version)
         if content == record.told and not asked:
             return []
         record.told = content
@@ -40,6 +42,7 @@ class Speech:
             plan=plan if lacks else None,
             leave=record.draining,
             stop=bool(standing.halting),
+            placement=placement if placement.version > record.report.placement else None,
         )
         return [Tell(directive)]
 

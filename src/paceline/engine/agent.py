@@ -212,13 +212,18 @@ class Agent:
             self._opened.add(slot)
             self._handle(Opened(slot))
             logger.info("%s has a session", process.label)
-            if not self._has_session and not self._machine.slots[slot].is_server:
+            if not self._has_session and not self._is_server(slot):
                 self._has_session = True
                 self._on_session()
 
     def _report(self) -> None:
         if self._client is not None:
-            self._client.update(self._vitals, self._machine.exits, self._machine.exhausted)
+            servers = tuple(process.pid for slot, process in self._running.items() if self._is_server(slot))
+            machine = self._machine
+            self._client.update(self._vitals, machine.exits, machine.exhausted, servers, machine.servers_exhausted)
+
+    def _is_server(self, slot: int) -> bool:
+        return self._machine.slots[slot].is_server
 
     # -- what is done ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,277 @@
+"""Who does which samples, where there is no global step: leases, handed out by the coordinator.
+
+A lease is a numbered part of an epoch, done by one worker. A worker holds a few ahead, so that it never waits for the
+coordinator. Who is idle gets the next one; when none are left, it gets one that a slower worker holds and has not
+started. The leases of a dead worker are handed out again.
+
+Nothing depends on a lease being held by one worker only: each range of the parameters counts a lease once, whoever
+brings it. So a desk that has forgotten everything but `prefix` (below which all leases are known to be done) learns
+the rest from what the workers say, and what it does not learn is done again and counts once.
+
+Both sides are pure: `Desk` is the coordinator's, `Hand` the worker's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import msgspec
+
+from paceline.control.lease_set import LeaseSet
+
+
+class LeaseReport(msgspec.Struct, frozen=True):
+    """All that matters of a worker's leases: those it holds, the one it is at (-1: none), those it has done and has not
+    been told that they are remembered. `heard` is the number of the newest grant it knows, `wants` how many it would
+    like to hold. The epoch has `num_leases`, of which `begun` were done before the run was founded."""
+
+    member: str
+    epoch: int
+    num_leases: int
+    heard: int = 0
+    wants: int = 0
+    held: tuple[int, ...] = ()
+    started: int = -1
+    done: tuple[int, ...] = ()
+    begun: LeaseSet = msgspec.field(default_factory=LeaseSet)
+
+
+class LeaseGrant(msgspec.Struct, frozen=True):
+    """The leases that a worker holds, as the coordinator sees it. All below `settled` are done, and all below `prefix`
+    are remembered as done; `is_finished` when all of the epoch are."""
+
+    term: int
+    number: int
+    member: str
+    epoch: int
+    leases: tuple[int, ...] = ()
+    settled: int = 0
+    prefix: int = 0
+    is_finished: bool = False
+
+
+class Desk:
+    """The coordinator's side. `remembered` is (epoch, prefix) of an earlier coordinator."""
+
+    def __init__(self, remembered: tuple[int, int] = (-1, 0)) -> None:
+        self.remembered = remembered
+        self._epoch = -1
+        self._num_leases = 0
+        self._done = LeaseSet()
+        self._holder: dict[int, str] = {}
+        self._reports: dict[str, LeaseReport] = {}
+        self._granted: dict[str, dict[int, int]] = {}  # by member: its leases, and the number of the grant of each
+        self._next = 0
+        self._returned: list[int] = []
+        self._number = 0
+        self._told: dict[str, tuple[object, ...]] = {}
+        self._late: dict[str, int] = {}  # workers that ask for an epoch that is over
+
+    @property
+    def done(self) -> LeaseSet:
+        return self._done
+
+    def take(self, report: LeaseReport) -> None:
+        """A worker's report; the newest counts, and the shell keeps their order."""
+        if report.epoch > self._epoch:
+            self._open(report)
+        self._late.pop(report.member, None)
+        if report.epoch < self._epoch:
+            self._late[report.member] = report.epoch
+            return
+        self._reports[report.member] = report
+        granted = self._granted.setdefault(report.member, {})
+        for lease in report.done:
+            self._done.add(self._epoch, lease)
+        held = set(report.held)
+        for lease in [lease for lease, number in granted.items() if number <= report.heard and lease not in held]:
+            self._let_go(report.member, lease)  # done, or put back
+        for lease in held - granted.keys():
+            if not self._done.has(self._epoch, lease) and lease not in self._holder:
+                self._hand(report.member, lease)  # this desk had forgotten
+
+    def _open(self, report: LeaseReport) -> None:
+        self._epoch, self._num_leases = report.epoch, report.num_leases
+        begun = report.begun if report.begun.epoch == report.epoch else LeaseSet()
+        prefix = self.remembered[1] if self.remembered[0] == report.epoch else 0
+        self._done = LeaseSet(report.epoch, max(prefix, begun.prefix), set(begun.beyond))
+        self._holder.clear()
+        self._reports.clear()
+        self._granted.clear()
+        self._returned.clear()
+        self._next = self._done.prefix
+
+    def bury(self, member: str) -> None:
+        """A worker is gone: others do its leases."""
+        self._reports.pop(member, None)
+        self._told.pop(member, None)
+        self._late.pop(member, None)
+        for lease in list(self._granted.pop(member, {})):
+            self._put_back(lease)
+
+    def grants(self, term: int, asked: Iterable[str] = ()) -> list[LeaseGrant]:
+        """What to tell whom: those who asked, and those for whom something is new."""
+        self._hand_returned()
+        for member in sorted(self._reports, key=lambda name: len(self._granted[name])):
+            self._serve(self._reports[member])
+        found = []
+        for member in asked:
+            if member in self._late:
+                self._number += 1
+                found.append(LeaseGrant(term, self._number, member, self._late[member], is_finished=True))
+        for member in self._reports:
+            leases = tuple(sorted(self._granted.get(member, ())))
+            content = (self._epoch, leases, self._is_finished())
+            if self._told.get(member) == content and member not in asked:
+                continue
+            self._told[member] = content
+            self._number += 1
+            for lease, number in self._granted.get(member, {}).items():
+                if not number:
+                    self._granted[member][lease] = self._number
+            prefix = self.remembered[1] if self.remembered[0] == self._epoch else 0
+            settled = self._done.prefix
+            found.append(
+                LeaseGrant(term, self._number, member, self._epoch, leases, settled, prefix, self._is_finished())
+            )
+        return found
+
+    def _hand_returned(self) -> None:
+        """What a dead worker leaves behind goes to others at once, also if they hold enough: where leases wait for
+        earlier ones, everybody may wait for these."""
+        takers = [member for member, report in self._reports.items() if report.wants]
+        while takers and self._returned:
+            lease = heapq.heappop(self._returned)
+            if not self._done.has(self._epoch, lease) and lease not in self._holder:
+                self._hand(min(takers, key=lambda member: len(self._granted[member])), lease)
+
+    def _serve(self, report: LeaseReport) -> None:
+        granted = self._granted[report.member]
+        while len(granted) < report.wants:
+            lease = self._free_lease()
+            if lease < 0 and not granted:
+                lease = self._take_back(report.member)
+            if lease < 0:
+                return
+            self._hand(report.member, lease)
+
+    def _free_lease(self) -> int:
+        while self._next < self._num_leases:
+            lease, self._next = self._next, self._next + 1
+            if not self._done.has(self._epoch, lease) and lease not in self._holder:
+                return lease
+        return -1
+
+    def _take_back(self, taker: str) -> int:
+        """The last lease that somebody holds and has not started; from who holds most."""
+        spare: dict[str, list[int]] = {}
+        for lease, member in self._holder.items():
+            report = self._reports.get(member)
+            if member != taker and report is not None and lease != min(self._granted[member]) != report.started:
+                spare.setdefault(member, []).append(lease)
+            elif member != taker and report is not None and report.started >= 0 and lease != report.started:
+                spare.setdefault(member, []).append(lease)
+        if not spare:
+            return -1
+        giver = max(spare, key=lambda name: (len(spare[name]), name))
+        lease = max(spare[giver])
+        del self._granted[giver][lease]
+        del self._holder[lease]
+        return lease
+
+    def _hand(self, member: str, lease: int) -> None:
+        self._holder[lease] = member
+        self._granted[member][lease] = 0  # the number of its grant follows
+
+    def _let_go(self, member: str, lease: int) -> None:
+        del self._granted[member][lease]
+        self._put_back(lease)
+
+    def _put_back(self, lease: int) -> None:
+        self._holder.pop(lease, None)
+        if not self._done.has(self._epoch, lease):
+            heapq.heappush(self._returned, lease)
+
+    def _is_finished(self) -> bool:
+        return self._epoch >= 0 and len(self._done) >= self._num_leases
+
+    def to_remember(self) -> tuple[int, int] | None:
+        """(epoch, prefix), if it is more than what is remembered."""
+        now = (self._epoch, self._done.prefix)
+        return now if now > self.remembered else None
+
+
+class Hand:
+    """A worker's side, for one epoch after the other."""
+
+    def __init__(self, member: str, num_ahead: int = 2) -> None:
+        self._member = member
+        self._num_ahead = num_ahead
+        self._order = (0, 0)
+        self.epoch = -1
+        self._num_leases = 0
+        self._begun = LeaseSet()
+        self._held: list[int] = []
+        self._done: set[int] = set()
+        self._started = -1
+        self.settled = 0
+        self.is_finished = False
+        self.is_leaving = False
+
+    def open(self, epoch: int, num_leases: int, begun: LeaseSet) -> None:
+        """An epoch begins."""
+        self.epoch, self._num_leases, self._begun = epoch, num_leases, begun
+        self._held, self._done, self._started = [], set(), -1
+        self.settled = begun.prefix if begun.epoch == epoch else 0
+        self.is_finished = False
+
+    def report(self) -> LeaseReport:
+        wants = 0 if self.is_leaving else self._num_ahead
+        done = tuple(sorted(self._done))
+        return LeaseReport(
+            self._member,
+            self.epoch,
+            self._num_leases,
+            self._order[1] if self._order[0] else 0,
+            wants,
+            tuple(self._held),
+            self._started,
+            done,
+            self._begun,
+        )
+
+    def hear(self, grant: LeaseGrant) -> None:
+        order = (grant.term, grant.number)
+        if order <= self._order or grant.epoch != self.epoch:
+            return
+        self._order = order
+        self._done = {lease for lease in self._done if lease >= grant.prefix}
+        kept = [self._started] if self._started >= 0 else []
+        self._held = sorted({*kept, *(lease for lease in grant.leases if lease not in self._done)})
+        self.settled = max(self.settled, grant.settled)
+        self.is_finished = grant.is_finished
+
+    def start(self) -> int:
+        """The lease to do now, the lowest; -1 if none is there."""
+        if self._started < 0 and self._held:
+            self._started = self._held[0]
+        return self._started
+
+    def put_back(self) -> None:
+        """What was started is not done here."""
+        self._started = -1
+
+    def has_lower(self) -> bool:
+        """Whether a lease below the one that was started waits here."""
+        return bool(self._held) and self._held[0] < self._started
+
+    def finish(self, lease: int) -> None:
+        """A lease that was started is done."""
+        self._done.add(lease)
+        self._held = [other for other in self._held if other != lease]
+        if self._started == lease:
+            self._started = -1
+
+    def num_waiting(self) -> int:
+        return len(self._held) - (self._started >= 0)

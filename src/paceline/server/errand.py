@@ -1,0 +1,85 @@
+"""One request to the whole group, on its way: to which server which part of it goes next.
+
+An errand is done when every range has taken its push and given what was pulled. Servers may die, and ranges move, in
+the middle of it: whatever is not done is asked of whoever is primary then. To ask twice is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from paceline.placement.placement import Placement
+from paceline.server.messages import Answer, Commit, Need, Push, Refusal, Request
+
+
+class Errand:
+    def __init__(
+        self,
+        ranges: Iterable[int],
+        *,
+        commit: Commit | None = None,
+        push: Push | None = None,
+        pull: Need | None = None,
+    ) -> None:
+        numbers = tuple(ranges)
+        self._content = Request(0, (), commit, push, pull)
+        self._to_push = set(numbers) if commit is not None or push is not None else set()
+        self._to_pull = set(numbers) if pull is not None else set()
+        self._under_way: dict[str, Request] = {}
+        self.refusals: dict[int, Refusal] = {}  # the last one of each range that is not done
+
+    @property
+    def is_done(self) -> bool:
+        return not (self._to_push or self._to_pull)
+
+    @property
+    def is_pushed(self) -> bool:
+        return not self._to_push
+
+    @property
+    def left(self) -> set[int]:
+        return self._to_push | self._to_pull
+
+    def requests(self, placement: Placement) -> dict[str, Request]:
+        """What to send now, one request a server at most; it is under way then."""
+        found: dict[str, Request] = {}
+        busy = {number for request in self._under_way.values() for number in request.ranges}
+        for server, held in placement.ranges_of.items():
+            if server in self._under_way:
+                continue
+            pushes = tuple(number for number in held if number in self._to_push and number not in busy)
+            pulls = tuple(number for number in held if number in self._to_pull and number not in busy)
+            content = self._content
+            if pushes:
+                found[server] = msgspec.structs.replace(content, version=placement.version, ranges=pushes)
+            elif pulls:
+                found[server] = Request(placement.version, pulls, pull=content.pull)
+        self._under_way.update(found)
+        return found
+
+    def answered(self, server: str, answer: Answer) -> Request:
+        """An answer came; the request that it answers."""
+        request = self._under_way.pop(server)
+        for number in request.ranges:
+            if number not in answer.pushed:
+                self._to_push.discard(number)
+            # What was not pushed is pulled again with the push: it must be seen in what is pulled.
+            if request.pull is not None and number not in answer.pulled and number not in answer.pushed:
+                self._to_pull.discard(number)
+            refusal = answer.pushed.get(number) or answer.pulled.get(number)
+            if refusal is None:
+                self.refusals.pop(number, None)
+            else:
+                self.refusals[number] = refusal
+        return request
+
+    def lost(self, server: str) -> None:
+        """The connection broke: whether anything was done is found out by asking again."""
+        self._under_way.pop(server, None)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer is outstanding."""
+        return bool(self._under_way)

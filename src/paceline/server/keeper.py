@@ -1,0 +1,421 @@
+"""What a server does about requests, forwards and placements: which change counts, once, and who must have it.
+
+It knows no socket, clock or thread: the shell brings it what arrives, one at a time, and sends what it leaves in its
+links. Tensors are the store's; the keeper says what is to be done with which ranges.
+
+Invariants
+- A change is made to a range only by its primary, or by a replica in the order in which its primary made it.
+- A step, and a lease, is applied to a range once: what was applied travels with the range's state.
+- Staged pushes count only by a commit that finds all ranks of one generation; a push of a later generation for the
+  same step, or an earlier one, throws them away.
+- An answer is released when every replica that the primary feeds has taken what it speaks of (`Outcome.waits`), so
+  nothing is acknowledged, or shown, that the death of this server would take back. A replica that is gone is waited
+  for until a placement without it says so.
+- A server that was primary and is not any more answers MOVED, also for what it has done but not acknowledged: the
+  request is made again elsewhere, where it counts if it has not yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from paceline.control.lease_set import LeaseSet
+from paceline.placement.evolving import Heard
+from paceline.placement.placement import Placement
+from paceline.server.messages import (
+    Acknowledged,
+    Answer,
+    Apply,
+    Commit,
+    Forward,
+    Load,
+    Record,
+    Refusal,
+    Request,
+    Stage,
+)
+
+Parcel = Any  # tensors and what describes them; the store's affair
+
+
+class Store(Protocol):
+    """The tensors of the ranges. Called by the keeper only, for ranges that it knows to be there."""
+
+    def load(self, ranges: Sequence[int], parcel: Parcel) -> None: ...
+
+    def stage(self, ranges: Sequence[int], push: Stage, parcel: Parcel) -> None:
+        """Keep what one rank pushed for a step."""
+
+    def unstage(self, number: int, generation: int, step: int) -> None:
+        """Throw away what was staged for this step of a range."""
+
+    def commit(self, ranges: Sequence[int], commit: Commit) -> None:
+        """Apply what is staged for the step, and keep it no longer."""
+
+    def apply(self, ranges: Sequence[int], push: Apply, parcel: Parcel) -> None: ...
+
+    def pull(self, ranges: Sequence[int], parcel: Parcel) -> Parcel:
+        """What the request wants to know of these ranges."""
+
+    def snapshot(self, number: int) -> Parcel:
+        """The whole state of a range, staged pushes too, as it is now."""
+
+    def restore(self, number: int, parcel: Parcel) -> None: ...
+
+    def forget(self, number: int) -> None: ...
+
+
+class Tenure:
+    """This server's part in one range, since one version."""
+
+    def __init__(self, since: int, origin: int) -> None:
+        self.since = since
+        self.is_complete = since == origin  # else it is being brought up
+        self.origin = origin
+        self.loaded = False
+        self.restored = False  # and no step was committed since
+        self.is_lossy = False  # it was restored after a loss
+        self.step = 0
+        self.leases = LeaseSet()
+        self.generation = 0
+        self.staged: dict[tuple[int, int], set[int]] = {}  # the ranks that have pushed for (generation, step)
+
+    def record(self) -> Record:
+        staged = tuple((*key, rank) for key, ranks in self.staged.items() for rank in ranks)
+        leases = self.leases
+        beyond = tuple(sorted(leases.beyond))
+        return Record(
+            self.loaded,
+            self.restored,
+            self.is_lossy,
+            self.step,
+            leases.epoch,
+            leases.prefix,
+            beyond,
+            self.generation,
+            staged,
+        )
+
+    def become(self, record: Record) -> None:
+        self.is_complete = True
+        self.loaded, self.restored, self.is_lossy = record.loaded, record.restored, record.lossy
+        self.step = record.step
+        self.leases = LeaseSet(record.epoch, record.prefix, set(record.beyond))
+        self.generation = record.generation
+        self.staged = {}
+        for generation, step, rank in record.staged:
+            self.staged.setdefault((generation, step), set()).add(rank)
+
+
+class Link:
+    """What one replica has yet to acknowledge, and how far it has come."""
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[Forward, Parcel]] = deque()
+        self.sent = 0  # the number of the last forward
+        self.acked = 0
+
+
+class Outcome(NamedTuple):
+    """An answer, to be given by `Keeper.finish` when `Keeper.is_released(waits)`; what of it stands on a tenure that
+    is over by then is to be asked for again."""
+
+    request: Request
+    answer: Answer
+    parcel: Parcel
+    waits: dict[str, int]
+    tenures: dict[int, Tenure]
+
+
+class Keeper:
+    def __init__(self, me: str, store: Store) -> None:
+        self.me = me
+        self.placement = Placement()
+        self.links: dict[str, Link] = {}
+        self._store = store
+        self._tenures: dict[int, Tenure] = {}
+        self._disowned: set[int] = set()
+        self._fed: set[tuple[int, str, int]] = set()  # the ranges that replicas get, by server and since when
+        self._taken: dict[str, int] = {}  # the number of the last forward of each primary
+        self._number = 0
+
+    # -- who holds what ----------------------------------------------------------------------------------------------
+
+    def adopt(self, placement: Placement) -> None:
+        """Go by a newer placement."""
+        if placement.version <= self.placement.version:
+            return
+        self.placement = placement
+        self._disowned.clear()
+        self._take_up()
+        self._connect()
+
+    def _take_up(self) -> None:
+        for number in [number for number in self._tenures if number >= len(self.placement.ranges)]:
+            self._leave(number)
+        for number, replicas in enumerate(self.placement.ranges):
+            mine = replicas.of(self.me)
+            tenure = self._tenures.get(number)
+            if tenure is not None and (mine is None or (tenure.since, tenure.origin) != (mine.since, replicas.origin)):
+                self._leave(number)
+                tenure = None
+            if tenure is None and mine is not None:
+                self._tenures[number] = Tenure(mine.since, replicas.origin)
+
+    def _leave(self, number: int) -> None:
+        del self._tenures[number]
+        self._store.forget(number)
+
+    def _connect(self) -> None:
+        """Feed all that shall have what this server is primary of; forget those who shall not."""
+        fed = {
+            (number, replica.server, replica.since)
+            for number in self.placement.ranges_of.get(self.me, ())
+            for replica in self.placement.ranges[number].everybody()[1:]
+        }
+        servers = {server for _, server, _ in fed}
+        for server in [server for server in self.links if server not in servers]:
+            del self.links[server]
+        for server in sorted(servers - self.links.keys()):
+            self.links[server] = Link()
+        for number, server, since in sorted(fed - self._fed):
+            if any(one.server == server for one in self.placement.ranges[number].joining):
+                self._bring_up(number, server, since)
+        self._fed = fed
+
+    def _bring_up(self, number: int, server: str, since: int) -> None:
+        record, parcel = self._tenures[number].record(), self._store.snapshot(number)
+        self._send(server, (number,), parcel, snapshot=since, record=record)
+
+    def _send(self, server: str, ranges: tuple[int, ...], parcel: Parcel, **content: Any) -> None:
+        self._number += 1
+        link = self.links[server]
+        link.queue.append((Forward(self.placement.version, self._number, ranges, **content), parcel))
+        link.sent = self._number
+
+    def heard(self) -> Heard:
+        """What the coordinator is told."""
+        synced, handed = set(), set()
+        for number, tenure in self._tenures.items():
+            replicas = self.placement.ranges[number]
+            if tenure.is_complete and any(one.server == self.me for one in replicas.joining):
+                synced.add(number)
+            if replicas.handing and replicas.primary.server == self.me and self.is_released(self._waits_for([number])):
+                handed.add(number)
+        return Heard(self.placement.version, frozenset(synced), frozenset(handed))
+
+    def num_ranges(self) -> tuple[int, int]:
+        """How many this server is primary of, and how many it backs up."""
+        num_primary = len(self.placement.ranges_of.get(self.me, ()))
+        return num_primary, len(self._tenures) - num_primary
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def serve(self, request: Request, parcel: Parcel) -> Outcome:
+        pushed: dict[int, Refusal] = {}
+        pulled: dict[int, Refusal] = {}
+        mine = []
+        for number in request.ranges:
+            refusal = self._refusal(number, request)
+            if refusal is None:
+                mine.append(number)
+            else:
+                pushed[number] = pulled[number] = refusal
+        if request.commit is not None:
+            self._commit(mine, request.commit, pushed)
+        if request.push is not None:
+            left = [number for number in mine if number not in pushed]
+            self._push(left, request.push, parcel, pushed)
+        answer = None
+        if request.pull is not None:
+            left = [number for number in mine if self._is_seen(number, request, pulled)]
+            answer = self._store.pull(left, parcel)
+        tenures = {number: self._tenures[number] for number in mine}
+        return Outcome(request, Answer(self.placement.version, pushed, pulled), answer, self._waits_for(mine), tenures)
+
+    def _refusal(self, number: int, request: Request) -> Refusal | None:
+        is_behind = request.version > self.placement.version
+        if number >= len(self.placement.ranges):
+            return Refusal.EARLY if is_behind else Refusal.MOVED
+        replicas = self.placement.ranges[number]
+        if replicas.primary.server != self.me or number in self._disowned:
+            return Refusal.EARLY if is_behind else Refusal.MOVED
+        if replicas.handing:
+            return Refusal.EARLY
+        if not self._tenures[number].loaded and not isinstance(request.push, Load):
+            return Refusal.EMPTY
+        return None
+
+    def _commit(self, ranges: Sequence[int], commit: Commit, refused: dict[int, Refusal]) -> None:
+        due = []
+        for number in ranges:
+            tenure = self._tenures[number]
+            if tenure.step >= commit.step:
+                continue
+            if len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks or tenure.restored:
+                due.append(number)
+            else:
+                refused[number] = Refusal.EARLY
+        if due:
+            self._carry_out(due, commit)
+            self._forward(due, None, commit=commit)
+
+    def _carry_out(self, ranges: Sequence[int], commit: Commit) -> None:
+        """Where the state was lost in the middle of the step, pushes are missing: then its update is lost there too."""
+        key = (commit.generation, commit.step)
+        whole = [number for number in ranges if len(self._tenures[number].staged.get(key, ())) == commit.num_ranks]
+        if whole:
+            self._store.commit(whole, commit)
+        for number in ranges:
+            tenure = self._tenures[number]
+            if tenure.staged.pop(key, None) is not None and number not in whole:
+                self._store.unstage(number, *key)
+            tenure.step = commit.step
+            tenure.restored = False
+
+    def _push(
+        self, ranges: Sequence[int], push: Stage | Apply | Load, parcel: Parcel, refused: dict[int, Refusal]
+    ) -> None:
+        fresh = []
+        for number in ranges:
+            verdict = self._judge(self._tenures[number], push)
+            if isinstance(verdict, Refusal):
+                refused[number] = verdict
+            elif verdict:
+                fresh.append(number)
+        if fresh:
+            self._make(fresh, push, parcel)
+            self._forward(fresh, parcel, push=push)
+
+    def _judge(self, tenure: Tenure, push: Stage | Apply | Load) -> bool | Refusal:
+        """Whether a push is new here."""
+        if isinstance(push, Load):
+            return not tenure.loaded and push.origin == tenure.origin
+        if isinstance(push, Apply):
+            return not tenure.leases.has(push.epoch, push.lease)
+        if tenure.step >= push.step:
+            return False
+        if push.generation < tenure.generation:
+            return Refusal.STALE
+        return push.rank not in tenure.staged.get((push.generation, push.step), ())
+
+    def _make(self, ranges: Sequence[int], push: Stage | Apply | Load, parcel: Parcel) -> None:
+        if isinstance(push, Stage):
+            for number in ranges:
+                self._throw_away(number, push)
+            self._store.stage(ranges, push, parcel)
+        elif isinstance(push, Apply):
+            self._store.apply(ranges, push, parcel)
+        else:
+            self._store.load(ranges, parcel)
+        for number in ranges:
+            tenure = self._tenures[number]
+            if isinstance(push, Stage):
+                tenure.generation = push.generation
+                tenure.staged.setdefault((push.generation, push.step), set()).add(push.rank)
+            elif isinstance(push, Apply):
+                tenure.leases.add(push.epoch, push.lease)
+            else:
+                tenure.loaded, tenure.restored, tenure.is_lossy = True, push.restored, push.restored
+                tenure.step = push.step
+                tenure.leases = LeaseSet(push.epoch, push.prefix, set(push.beyond))
+
+    def _throw_away(self, number: int, push: Stage) -> None:
+        """What was staged in earlier generations for a step that is done again."""
+        staged = self._tenures[number].staged
+        for generation, step in [key for key in staged if key[0] < push.generation and key[1] >= push.step]:
+            del staged[(generation, step)]
+            self._store.unstage(number, generation, step)
+
+    def _is_seen(self, number: int, request: Request, pulled: dict[int, Refusal]) -> bool:
+        need, tenure = request.pull, self._tenures[number]
+        assert need is not None
+        if need.settled and tenure.is_lossy and need.epoch >= tenure.leases.epoch:
+            tenure.leases.update(LeaseSet(need.epoch, need.settled))
+        if not tenure.loaded:
+            pulled[number] = Refusal.EMPTY
+        elif tenure.step < need.step or not tenure.leases.reaches(need.epoch, need.prefix):
+            pulled[number] = Refusal.EARLY
+        return number not in pulled
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def _forward(
+        self,
+        ranges: Sequence[int],
+        parcel: Parcel,
+        *,
+        push: Stage | Apply | Load | None = None,
+        commit: Commit | None = None,
+    ) -> None:
+        fed: dict[str, list[int]] = {}
+        for number in ranges:
+            for replica in self.placement.ranges[number].everybody()[1:]:
+                fed.setdefault(replica.server, []).append(number)
+        for server, numbers in fed.items():
+            self._send(server, tuple(numbers), parcel, commit=commit, push=push)
+
+    def take(self, sender: str, forward: Forward, parcel: Parcel) -> Acknowledged:
+        """A change from a primary, or the state of a range. The shell holds it back while `forward.version` is newer
+        than the placement here. What comes again, after a connection broke, is known by its number."""
+        if forward.number <= self._taken.get(sender, 0):
+            return Acknowledged(forward.number)
+        self._taken[sender] = forward.number
+        refused, mine = [], []
+        for number in forward.ranges:
+            known = number < len(self.placement.ranges)
+            if not known or self.placement.ranges[number].primary.server != sender:
+                refused.append(number)
+            elif number in self._tenures:
+                mine.append(number)
+        if forward.snapshot:
+            self._become(mine, forward, parcel)
+            return Acknowledged(forward.number, tuple(refused))
+        mine = [number for number in mine if self._tenures[number].is_complete]
+        if forward.commit is not None and mine:
+            self._carry_out(mine, forward.commit)
+        if forward.push is not None and mine:
+            self._make(mine, forward.push, parcel)
+        return Acknowledged(forward.number, tuple(refused))
+
+    def _become(self, ranges: Sequence[int], forward: Forward, parcel: Parcel) -> None:
+        for number in ranges:
+            tenure = self._tenures[number]
+            if tenure.since == forward.snapshot and not tenure.is_complete:
+                assert forward.record is not None
+                self._store.restore(number, parcel)
+                tenure.become(forward.record)
+
+    def acknowledged(self, server: str, message: Acknowledged) -> None:
+        self._disowned.update(message.refused)
+        if (link := self.links.get(server)) is not None:
+            link.acked = max(link.acked, message.number)
+            while link.queue and link.queue[0][0].number <= link.acked:
+                link.queue.popleft()
+
+    def _waits_for(self, ranges: Sequence[int]) -> dict[str, int]:
+        """How far the replicas of these ranges must have come."""
+        servers = {
+            replica.server for number in ranges for replica in self.placement.ranges[number].everybody()[1:]
+        } & self.links.keys()
+        return {server: self.links[server].sent for server in servers if self.links[server].sent}
+
+    def is_released(self, waits: dict[str, int]) -> bool:
+        return all((link := self.links.get(server)) is None or link.acked >= number for server, number in waits.items())
+
+    def finish(self, outcome: Outcome) -> Answer:
+        """The answer, as of now: for what has moved meanwhile it is another."""
+        answer = outcome.answer
+        moved = {
+            number: Refusal.MOVED
+            for number, tenure in outcome.tenures.items()
+            if not self._is_primary(number) or self._tenures.get(number) is not tenure
+        }
+        return Answer(self.placement.version, {**answer.pushed, **moved}, {**answer.pulled, **moved}, answer.detail)
+
+    def _is_primary(self, number: int) -> bool:
+        if number >= len(self.placement.ranges) or number in self._disowned:
+            return False
+        return self.placement.ranges[number].primary.server == self.me

@@ -1,0 +1,128 @@
+"""What workers say to servers, and servers to each other, beside the tensors.
+
+A worker sends one request to each server for all the ranges it is primary of. In it come, in this order, the commit of
+an earlier step, a push, and a pull; each may be missing. The answer names the ranges for which something was refused,
+and why; for all others it is done, and every backup has it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class Refusal(IntEnum):
+    MOVED = 1  # another server is primary: ask where
+    EMPTY = 2  # nobody has loaded the range yet
+    EARLY = 3  # what the request builds on is not there yet: ask again
+    STALE = 4  # of a generation that is over
+
+
+class Stage(msgspec.Struct, frozen=True, array_like=True, tag="stage"):
+    """One worker's gradients of a step: kept until a commit says that the step counts."""
+
+    generation: int
+    step: int
+    rank: int
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True):
+    """The step counts: apply what its `num_ranks` workers have staged, times `scale`, with these settings of the
+    optimizers."""
+
+    generation: int
+    step: int
+    num_ranks: int
+    scale: float
+    settings: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
+    """The gradients of a lease, which are applied at once, and once only."""
+
+    epoch: int
+    lease: int
+    scale: float = 1.0
+    settings: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
+    """The state of ranges that are empty since the placement of version `origin`. What is `restored` takes the place of
+    a state that was lost, perhaps in the middle of a step."""
+
+    origin: int
+    restored: bool = False
+    step: int = 0
+    epoch: int = 0
+    prefix: int = 0
+    beyond: tuple[int, ...] = ()
+
+
+Push = Stage | Apply | Load
+
+
+class Need(msgspec.Struct, frozen=True, array_like=True):
+    """What a pull must see: the commit of a step, or all leases of an epoch below `prefix`. Those below `settled` are
+    known to be done: where a range was restored after a loss, some of them are gone, and not waited for."""
+
+    step: int = 0
+    epoch: int = 0
+    prefix: int = 0
+    settled: int = 0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """`version` is the placement that the worker goes by. `detail` describes the tensors that come along, and what is
+    to be pulled, for the store."""
+
+    version: int
+    ranges: tuple[int, ...]
+    commit: Commit | None = None
+    push: Push | None = None
+    pull: Need | None = None
+    detail: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`version` is the placement that the server goes by. Ranges that are not named are done."""
+
+    version: int
+    pushed: dict[int, Refusal] = {}
+    pulled: dict[int, Refusal] = {}
+    detail: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """From a primary to one who backs it up: the same change, in the same order. A `snapshot` is the whole state of
+    the one range that it names, for the replica that is one since that version."""
+
+    version: int
+    number: int
+    ranges: tuple[int, ...]
+    commit: Commit | None = None
+    push: Push | None = None
+    snapshot: int = 0
+    record: Record | None = None
+    detail: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """All forwards up to `number` were taken, but for these ranges, of which the sender is not the primary here."""
+
+    number: int
+    refused: tuple[int, ...] = ()
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """What has been applied to a range, as it travels with its state. `staged` are (generation, step, rank)."""
+
+    loaded: bool
+    restored: bool
+    lossy: bool
+    step: int
+    epoch: int
+    prefix: int
+    beyond: tuple[int, ...]
+    generation: int
+    staged: tuple[tuple[int, int, int], ...] = ()
