@@ -1,0 +1,132 @@
+"""Columns: one number or one row of numbers for each slot of a table, in memory that grows in place.
+
+A column reserves addresses for as many slots as the machine could ever hold, and takes memory only for the slots in
+use, a slab at a time. So nothing is copied when it grows, a gather is one call over one contiguous array, and a slot
+keeps its place for good.
+
+- What was never written is zero.
+- A lack of memory is a `MemoryError` from `grow`, before anything has changed: the pages of a slab are taken at once,
+  after a look at what the machine (and the control group) has left.
+- Slots handed to `gather` and `scatter` must be below the last `grow`; that is not checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Slots = npt.NDArray[np.int64]
+
+# A slab is this many slots once a column is that large; before that it doubles.
+SLAB = 65_536
+_FIRST_SLAB = 1024
+# Left to the rest of the machine: a server that takes the last page is killed, not refused.
+_SPARE_BYTES = 64 * 2**20
+# The module `mmap` learned these names late.
+_MAP_NORESERVE = 0x4000
+_MADV_POPULATE_WRITE = 23
+
+
+class Column:
+    """`width` numbers of one dtype for each slot; `tensor` is [max_slots, width], of which `num_slots` can be used."""
+
+    def __init__(self, *, width: int, dtype: torch.dtype, max_slots: int, what: str) -> None:
+        self._what = what
+        self._cell_bytes = width * dtype.itemsize
+        self._mapping = reserve(max_slots * self._cell_bytes, what)
+        self.num_slots = 0
+        self.tensor = torch.frombuffer(self._mapping, dtype=dtype, count=max_slots * width).view(max_slots, width)
+        # Whole cells as opaque bytes: numpy moves those faster than torch moves rows, and knows no bfloat16.
+        self._cells = np.frombuffer(self._mapping, dtype=f"V{self._cell_bytes}", count=max_slots)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_slots * self._cell_bytes
+
+    def grow(self, num_slots: int) -> None:
+        """Have at least so many slots."""
+        while self.num_slots < num_slots:
+            slab = min(max(self.num_slots, _FIRST_SLAB), SLAB, len(self._cells) - self.num_slots)
+            if slab == 0:
+                raise _out_of_memory((num_slots - self.num_slots) * self._cell_bytes, self._what, "it is full")
+            check_available(slab * self._cell_bytes, self._what)
+            if self.num_slots >= SLAB:
+                # Small tables stay small; in a large one an address is found sooner with large pages.
+                advise_large_pages(self._mapping)
+            self._populate(self.num_slots * self._cell_bytes, slab * self._cell_bytes)
+            self.num_slots += slab
+
+    def gather(self, slots: Slots, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The rows [n, width] of these slots; `out` must be contiguous and of the dtype of the column."""
+        if out is None:
+            out = self.tensor.new_empty((len(slots), self.tensor.shape[1]))
+        # With "raise" numpy would gather into a copy first.
+        np.take(self._cells, slots, out=self._cells_of(out), mode="clip")
+        return out
+
+    def scatter(self, slots: Slots, rows: torch.Tensor) -> None:
+        """Write rows [n, width], contiguous and of the dtype of the column, to these slots."""
+        np.put(self._cells, slots, self._cells_of(rows), mode="clip")
+
+    def _cells_of(self, rows: torch.Tensor) -> npt.NDArray[np.void]:
+        cells: npt.NDArray[np.void] = rows.view(-1).view(torch.uint8).numpy().view(f"V{self._cell_bytes}")
+        return cells
+
+    def _populate(self, start: int, num_bytes: int) -> None:
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        # A hint that older kernels do not know: there, pages come one at a time when they are first written.
+        with contextlib.suppress(OSError):
+            self._mapping.madvise(_MADV_POPULATE_WRITE, first, start + num_bytes - first)
+
+
+def reserve(num_bytes: int, what: str) -> mmap.mmap:
+    """Addresses without memory: a page costs some when it is first written, and is zero until then."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    try:
+        return mmap.mmap(-1, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, flags=flags)
+    except OSError as error:
+        raise _out_of_memory(num_bytes, what, f"the system refuses to reserve it ({error.strerror})") from error
+
+
+def advise_large_pages(mapping: mmap.mmap) -> None:
+    # A kernel without them says so, and works.
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+
+
+def check_available(num_bytes: int, what: str) -> None:
+    available = max(0, available_bytes() - _SPARE_BYTES)
+    if num_bytes > available:
+        raise _out_of_memory(num_bytes, what, f"this machine has {available / 2**20:,.0f} MiB available")
+
+
+def total_bytes() -> int:
+    """The memory of this machine; no table can be larger."""
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+
+
+def available_bytes() -> int:
+    """What this process could still take: of the machine, and of its control group where that is less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            available = min(available, int(limit) - int((group / "memory.current").read_text()))
+    except OSError:
+        return available
+    return max(0, available)
+
+
+def _out_of_memory(num_bytes: int, what: str, why: str) -> MemoryError:
+    return MemoryError(
+        f"no {num_bytes / 2**20:,.1f} MiB more for {what}: {why}; evict rows, add servers, or give this one more memory"
+    )

@@ -1,0 +1,512 @@
+"""A sparse table: rows appear, are updated, remembered, evicted and moved."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.server import initial, memory
+from paceline.server.initial import InitialRows
+from paceline.server.row_optimizers import Hyper
+from paceline.server.rows import RowTable
+from paceline.server.spec import TableSpec
+
+LR = Hyper(lr=0.5)
+
+
+def table_of(**fields: Any) -> RowTable:
+    return RowTable(TableSpec(**{"name": "users", "dim": 4, "seed": 7, **fields}))
+
+
+def ids_of(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def exported(table: RowTable, chunk_rows: int = 1000) -> dict[int, tuple[list[float], dict[str, list[float]], int]]:
+    """Everything a table holds, by id."""
+    found = {}
+    for chunk in table.export(chunk_rows):
+        for at, id in enumerate(chunk.ids.tolist()):
+            state = {name: value[at].tolist() for name, value in chunk.state.items()}
+            found[id] = (chunk.rows[at].tolist(), state, int(chunk.versions[at]))
+    return found
+
+
+# The values that rows begin with.
+
+
+def mixed(value: int) -> int:
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        value = (value ^ value >> shift) * factor % 2**64
+    return value
+
+
+def by_hand(spec: TableSpec, id: int) -> list[float]:
+    """One row by plain integers."""
+    num_words = (spec.dim + 1) // 2
+    digest = hashlib.shake_256(f"paceline row {spec.seed} {spec.name}".encode()).digest(8 * num_words + 8)
+    keys = [int.from_bytes(digest[at : at + 8], "little") for at in range(0, len(digest), 8)]
+    of_id = mixed((id * 0x9E3779B97F4A7C15 + keys[0]) % 2**64)
+    words = [mixed((of_id + key) % 2**64) for key in keys[1:]]
+    bits = [half for word in words for half in (word % 2**32, word >> 32)][: spec.dim]
+    if spec.init == "uniform":
+        return [((part >> 8) - 2**23) / 2**23 * spec.scale for part in bits]
+    normal, values = statistics.NormalDist(), []
+    edges = [round(normal.inv_cdf(0.5 + at / 4096) * 2**16) for at in range(2048)] + [4 * 2**16]
+    for part in bits:
+        at, fraction = part >> 21, (part >> 9) % 4096
+        steps = edges[at] * 4096 + (edges[at + 1] - edges[at]) * fraction
+        values.append((-steps if part % 2 else steps) / 2**28 * spec.scale)
+    return values
+
+
+@pytest.mark.parametrize("init", ["normal", "uniform"])
+@pytest.mark.parametrize("dim", [1, 4, 7])
+def test_initial_values_are_those_of_the_formula(init: Any, dim: int) -> None:
+    # A power of two, so that no product is rounded before it is compared.
+    spec = TableSpec(name="users", dim=dim, seed=7, init=init, scale=0.25)
+    ids = [0, 1, -1, 12345, -(2**63), 2**63 - 1]
+    expected = torch.tensor([by_hand(spec, id) for id in ids])
+    assert torch.equal(InitialRows(spec).of(ids_of(*ids)), expected)
+
+
+@pytest.mark.parametrize(("init", "digest"), [("normal", "f1a9464ffbec23a1"), ("uniform", "b505567a8cb254d7")])
+def test_initial_values_stay_what_they_are(init: Any, digest: str) -> None:
+    """A table that is saved has only the rows that were made; the others must come out the same after an upgrade."""
+    rows = InitialRows(TableSpec(name="users", dim=5, init=init, scale=0.3)).of(torch.arange(-500, 500) * 2**50)
+    assert hashlib.sha256(rows.numpy().astype("<f4").tobytes()).hexdigest()[:16] == digest
+
+
+def test_no_quantile_depends_on_the_last_bits_of_libm() -> None:
+    normal = statistics.NormalDist()
+    for at in range(initial._NUM_QUANTILES):
+        exact = normal.inv_cdf(0.5 + at / (2 * initial._NUM_QUANTILES)) * initial._QUANTILE_UNIT
+        assert abs(exact % 1 - 0.5) > 1e-6
+
+
+def test_initial_values_do_not_depend_on_the_batch() -> None:
+    made = InitialRows(TableSpec(name="users", dim=7))
+    ids = torch.arange(5000)
+    rows = made.of(ids)
+    assert torch.equal(made.of(ids[2040:2060]), rows[2040:2060])
+    assert torch.equal(made.of(ids.flip(0)), rows.flip(0))
+
+
+def test_normal_values_look_normal() -> None:
+    values = InitialRows(TableSpec(name="users", dim=16, scale=2.0)).of(torch.arange(20_000)).double().view(-1) / 2
+    assert abs(float(values.mean())) < 0.01
+    assert abs(float(values.std()) - 1) < 0.01
+    assert abs(float((values**4).mean()) - 3) < 0.05
+    for bound in (0.5, 1.0, 2.0, 3.0):
+        expected = 2 * (1 - statistics.NormalDist().cdf(bound))
+        assert abs(float((values.abs() > bound).double().mean()) - expected) < 0.005
+
+
+def test_uniform_values_look_uniform() -> None:
+    values = InitialRows(TableSpec(name="users", dim=16, init="uniform", scale=0.5)).of(torch.arange(20_000)).view(-1)
+    assert float(values.min()) >= -0.5
+    assert float(values.max()) < 0.5
+    counts = torch.histc(values, bins=20, min=-0.5, max=0.5)
+    assert float((counts / len(values) - 0.05).abs().max()) < 0.003
+
+
+def test_neighbours_elements_seeds_and_names_are_unlike() -> None:
+    one = InitialRows(TableSpec(name="users", dim=16)).of(torch.arange(4000))
+    for other in (
+        one.roll(1, dims=0),
+        one.roll(1, dims=1),
+        InitialRows(TableSpec(name="users", dim=16, seed=1)).of(torch.arange(4000)),
+        InitialRows(TableSpec(name="items", dim=16)).of(torch.arange(4000)),
+    ):
+        assert abs(float(torch.corrcoef(torch.stack([one.view(-1), other.reshape(-1)]))[0, 1])) < 0.02
+
+
+# Pulling and pushing.
+
+
+def test_a_row_is_made_when_it_is_first_seen() -> None:
+    table = table_of()
+    ids = ids_of(3, -9, 2**62)
+    unmade = table.pull(ids, make=False)
+    assert len(table) == 0
+    made = table.pull(ids)
+    assert len(table) == 3
+    assert torch.equal(made, unmade)
+    assert torch.equal(made, InitialRows(table.spec).of(ids))
+
+
+def test_a_pull_into_given_memory() -> None:
+    table = table_of()
+    out = torch.empty(2, 4)
+    assert table.pull(ids_of(1, 2), out=out) is out
+    assert torch.equal(out, table.pull(ids_of(1, 2)))
+    with pytest.raises(ValueError, match=r"out is torch\.float32 of shape \(2, 4\).*for 3 ids"):
+        table.pull(ids_of(1, 2, 3), out=out)
+
+
+def test_a_pull_of_known_and_unknown_rows_without_making() -> None:
+    table = table_of(init="zeros", optimizer="sgd")
+    table.push(ids_of(5), torch.ones(1, 4), LR, 1)
+    assert table.pull(ids_of(4, 5, 6), make=False)[:, 0].tolist() == [0.0, -0.5, 0.0]
+    assert len(table) == 1
+
+
+def test_a_push_makes_and_updates() -> None:
+    table = table_of(optimizer="sgd")
+    ids = ids_of(10, 20)
+    start = table.pull(ids, make=False)
+    table.push(ids, torch.ones(2, 4), LR, 1)
+    assert torch.equal(table.pull(ids), start - 0.5)
+    assert table.version == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer": "sgd"},
+        {"optimizer": "sgd", "momentum": True},
+        {"optimizer": "adagrad"},
+        {"optimizer": "adagrad", "rowwise": True},
+        {"optimizer": "adam", "rowwise": True, "amsgrad": True},
+        {"optimizer": "adamw"},
+    ],
+)
+def test_every_kind_of_table_moves_against_the_gradient(dtype: Any, fields: dict[str, Any]) -> None:
+    table = table_of(dtype=dtype, dim=6, **fields)
+    ids = torch.arange(50)
+    start = table.pull(ids)
+    assert start.dtype == table.spec.torch_dtype
+    hyper = Hyper(lr=0.5, momentum=0.9 if table.spec.momentum else 0.0, amsgrad=table.spec.amsgrad)
+    for step in (1, 2):
+        table.push(ids, torch.ones(50, 6, dtype=start.dtype), hyper, step)
+    assert (table.pull(ids) < start - 0.2).all()
+    copy = RowTable(table.spec)
+    for chunk in table.export(7):
+        copy.load(chunk)
+    assert exported(copy) == exported(table)
+
+
+def test_a_long_push_is_the_same_as_its_pieces() -> None:
+    whole, pieces = table_of(optimizer="adam"), table_of(optimizer="adam")
+    pieces._update_rows = 3
+    ids = torch.arange(100)
+    for step in (1, 2, 3):
+        grads = torch.randn(100, 4, generator=torch.Generator().manual_seed(step))
+        whole.push(ids, grads, LR, step)
+        pieces.push(ids, grads, LR, step)
+    torch.testing.assert_close(pieces.pull(ids), whole.pull(ids), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
+    table = table_of(admit_after=1)
+    table.load(next(table_with(ids_of(1)).export()))
+    before = exported(table)
+    grads = torch.zeros(3, 4)
+    grads[1, 2] = bad
+    with pytest.raises(ValueError, match=r"'users'.*id 22 is not finite"):
+        table.push(ids_of(1, 22, 3), grads, LR, 1)
+    assert exported(table) == before
+    assert table.version == 0
+    table.pull(ids_of(22))
+    assert len(table) == 1
+
+
+def table_with(ids: torch.Tensor) -> RowTable:
+    table = table_of()
+    table.pull(ids)
+    return table
+
+
+def test_large_gradients_whose_sum_overflows_are_finite() -> None:
+    table = table_of(optimizer="sgd")
+    table.push(ids_of(1, 2), torch.full((2, 4), 3e38), Hyper(lr=1e-38), 1)
+    assert torch.isfinite(table.pull(ids_of(1, 2))).all()
+
+
+@pytest.mark.parametrize(
+    "grads", [torch.zeros(2, 5), torch.zeros(3, 4), torch.zeros(2, 4, dtype=torch.float64), torch.zeros(4, 2).t()]
+)
+def test_gradients_that_do_not_fit_are_refused(grads: torch.Tensor) -> None:
+    table = table_of()
+    with pytest.raises(ValueError, match=r"'users': grads is .*\(2, 4\)"):
+        table.push(ids_of(1, 2), grads, LR, 1)
+    assert len(table) == 0
+
+
+def test_an_empty_push_and_pull() -> None:
+    table = table_of()
+    assert table.pull(ids_of()).shape == (0, 4)
+    table.push(ids_of(), torch.empty(0, 4), LR, 1)
+    assert table.version == 1
+    assert list(table.export(10)) == []
+
+
+# Admission.
+
+
+def test_a_row_is_made_by_the_sighting_after_the_last_it_waits_for() -> None:
+    table = table_of(optimizer="sgd", admit_after=2)
+    start = table.pull(ids_of(1, 2), make=False)
+    assert torch.equal(table.pull(ids_of(1, 2)), start)
+    table.push(ids_of(1), torch.ones(1, 4), LR, 1)
+    assert len(table) == 0
+    table.push(ids_of(1, 2), torch.ones(2, 4), LR, 2)
+    assert len(table) == 1
+    assert torch.equal(table.pull(ids_of(1, 2), make=False), torch.stack([start[0] - 0.5, start[1]]))
+    assert table.version == 2
+
+
+def test_pulls_that_make_nothing_are_no_sightings() -> None:
+    table = table_of(admit_after=1)
+    for _ in range(3):
+        table.pull(ids_of(1), make=False)
+    table.pull(ids_of(1))
+    assert len(table) == 0
+
+
+def test_waiting_ids_are_forgotten_by_an_eviction() -> None:
+    table = table_of(admit_after=1)
+    table.pull(ids_of(1))
+    table.push(ids_of(), torch.empty(0, 4), LR, 1)
+    table.pull(ids_of(2))
+    assert table.evict(1) == 0
+    table.pull(ids_of(1, 2))
+    assert list(exported(table)) == [2]
+
+
+def test_an_evicted_row_waits_again() -> None:
+    table = table_of(admit_after=2)
+    for _ in range(3):
+        table.pull(ids_of(1))
+    assert len(table) == 1
+    assert table.evict(99) == 1
+    table.pull(ids_of(1))
+    table.pull(ids_of(1))
+    assert len(table) == 0
+    table.pull(ids_of(1))
+    assert len(table) == 1
+
+
+# Versions and eviction.
+
+
+def test_rows_remember_their_last_change() -> None:
+    table = table_of()
+    table.push(ids_of(1, 2), torch.ones(2, 4), LR, 1)
+    table.push(ids_of(2, 3), torch.ones(2, 4), LR, 2)
+    table.pull(ids_of(4))
+    asked = ids_of(1, 2, 3, 4, 5)
+    assert table.changed_since(asked, 0).tolist() == [True, True, True, True, False]
+    assert table.changed_since(asked, 1).tolist() == [False, True, True, True, False]
+    assert table.changed_since(asked, 2).tolist() == [False] * 5
+
+
+def test_an_evicted_row_has_changed() -> None:
+    table = table_of()
+    table.push(ids_of(1), torch.ones(1, 4), LR, 1)
+    table.push(ids_of(2), torch.ones(1, 4), LR, 2)
+    seen = table.version
+    assert table.evict(2) == 1
+    assert table.changed_since(ids_of(1, 2), seen).tolist() == [True, False]
+    assert table.changed_since(ids_of(1, 2), table.version).tolist() == [False, False]
+
+
+def test_evicted_slots_are_reused_and_begin_anew() -> None:
+    table = table_of(optimizer="adam")
+    old = torch.arange(1000)
+    table.push(old, torch.ones(1000, 4), LR, 1)
+    table.push(old[:10], torch.ones(10, 4), LR, 2)
+    assert table.evict(2) == 990
+    assert len(table) == 10
+    num_bytes = table.num_bytes
+    new = torch.arange(5000, 5990)
+    fresh = table.pull(new)
+    assert table.num_bytes == num_bytes
+    assert torch.equal(fresh, InitialRows(table.spec).of(new))
+    held = exported(table)
+    assert set(held) == {*range(10), *range(5000, 5990)}
+    assert all(value == [0.0] * 4 for id in range(5000, 5990) for value in held[id][1].values())
+    assert torch.equal(table.pull(old[20:30], make=False), InitialRows(table.spec).of(old[20:30]))
+
+
+# Moving rows.
+
+
+def test_rows_split_by_key_and_joined_again_are_the_same() -> None:
+    table = table_of(optimizer="adam", rowwise=True)
+    for step in range(1, 6):
+        ids = torch.randperm(500, generator=torch.Generator().manual_seed(step))[:200]
+        table.push(ids, torch.randn(200, 4), LR, step)
+    table.evict(2)
+    parts = [RowTable(table.spec) for _ in range(3)]
+    for chunk in table.export(64):
+        for at, part in enumerate(parts):
+            part.load(chunk.select(chunk.ids % 3 == at))
+    assert sum(len(part) for part in parts) == len(table)
+    joined = RowTable(table.spec)
+    for part in parts:
+        for chunk in part.export(50):
+            joined.load(chunk)
+    assert exported(joined) == exported(table)
+    assert joined.version == 5
+
+
+def test_a_loaded_row_replaces_the_one_that_is_there() -> None:
+    source, target = table_of(optimizer="sgd"), table_of(optimizer="sgd")
+    source.push(ids_of(1), torch.ones(1, 4), LR, 1)
+    target.push(ids_of(1, 2), torch.ones(2, 4) * 7, LR, 1)
+    other = exported(target)[2]
+    target.load(next(source.export()))
+    assert exported(target) == {1: exported(source)[1], 2: other}
+
+
+def test_chunks_are_copies_in_a_stable_order() -> None:
+    table = table_of(optimizer="sgd")
+    table.pull(ids_of(30, 10, 20))
+    first = list(table.export(2))
+    assert [chunk.ids.tolist() for chunk in first] == [[30, 10], [20]]
+    before = first[0].rows.clone()
+    table.push(ids_of(30), torch.ones(1, 4), LR, 1)
+    assert torch.equal(first[0].rows, before)
+    assert [chunk.ids.tolist() for chunk in table.export(2)] == [[30, 10], [20]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"dim": 5}, r"rows torch\.float32 \(1, 4\).*rows torch\.float32 \(1, 5\)"),
+        ({"dtype": "float64"}, r"rows torch\.float32.*rows torch\.float64"),
+        ({"optimizer": "adam"}, r"sum.*exp_avg"),
+        ({"rowwise": True}, r"sum torch\.float32 \(1, 4\).*sum torch\.float32 \(1, 1\)"),
+    ],
+)
+def test_a_chunk_of_another_kind_of_table_is_refused(fields: dict[str, Any], said: str) -> None:
+    other = table_of(**fields)
+    other.pull(ids_of(1))
+    table = table_of()
+    with pytest.raises(ValueError, match=said):
+        table.load(next(other.export()))
+    assert len(table) == 0
+
+
+def test_chunks_without_rows() -> None:
+    table = table_of()
+    table.pull(ids_of(1))
+    chunk = next(table.export())
+    table.load(chunk.select(torch.zeros(1, dtype=torch.bool)))
+    assert len(table) == 1
+    with pytest.raises(ValueError, match="chunk_rows=0"):
+        next(table.export(0))
+
+
+# Memory.
+
+
+def test_bytes_of_a_large_table() -> None:
+    table = RowTable(TableSpec(name="t", dim=16, optimizer="adagrad", rowwise=True, init="zeros"))
+    for start in range(0, 1_150_000, 50_000):
+        table.pull(torch.arange(start, start + 50_000))
+        if len(table) >= 1_000_000:
+            assert table.row_bytes == 68 * len(table)
+            assert table.num_bytes <= 1.6 * table.row_bytes
+
+
+def test_a_lack_of_memory_is_an_error_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_of()
+    table.pull(torch.arange(100))
+    before = exported(table)
+    monkeypatch.setattr(memory, "available_bytes", lambda: memory._SPARE_BYTES + 1000)
+    for _ in range(2):
+        with pytest.raises(MemoryError, match=r"MiB more for the rows of table 'users'.*add servers"):
+            table.pull(torch.arange(5000))
+    assert exported(table) == before
+    monkeypatch.undo()
+    assert torch.equal(table.pull(torch.arange(5000)), InitialRows(table.spec).of(torch.arange(5000)))
+
+
+# Against a model.
+
+
+class Model:
+    """A table of plain dicts, with SGD."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.initial = InitialRows(spec)
+        self.rows: dict[int, torch.Tensor] = {}
+        self.versions: dict[int, int] = {}
+        self.version = 0
+
+    def pull(self, ids: list[int]) -> torch.Tensor:
+        for id in ids:
+            if id not in self.rows:
+                self.rows[id], self.versions[id] = self.initial.of(ids_of(id))[0], self.version
+        return torch.stack([self.rows[id] for id in ids])
+
+    def push(self, ids: list[int], grad: float) -> None:
+        self.pull(ids)
+        self.version += 1
+        for id in ids:
+            self.rows[id] = self.rows[id] - 0.5 * grad
+            self.versions[id] = self.version
+
+    def evict(self, older: int) -> None:
+        old = [id for id, version in self.versions.items() if version < older]
+        for id in old:
+            del self.rows[id], self.versions[id]
+        self.version += bool(old)
+
+
+IDS = st.lists(st.integers(-30, 30), min_size=1, max_size=20, unique=True)
+CALLS = st.lists(st.tuples(st.sampled_from(["pull", "push", "push", "evict"]), IDS), max_size=15)
+
+
+@settings(max_examples=60, deadline=None)
+@given(CALLS)
+def test_it_does_what_a_table_of_dicts_does(calls: list[tuple[str, list[int]]]) -> None:
+    table = table_of(optimizer="sgd")
+    model = Model(table.spec)
+    for step, (name, ids) in enumerate(calls, 1):
+        if name == "pull":
+            assert torch.equal(table.pull(ids_of(*ids)), model.pull(ids))
+        elif name == "push":
+            table.push(ids_of(*ids), torch.full((len(ids), 4), float(step)), LR, step)
+            model.push(ids, float(step))
+        else:
+            table.evict(table.version - 1)
+            model.evict(model.version - 1)
+    assert table.version == model.version
+    assert {id: version for id, (_, _, version) in exported(table, 5).items()} == model.versions
+    for id, (row, _, _) in exported(table).items():
+        assert row == pytest.approx(model.rows[id].tolist(), rel=1e-6)
+
+
+# The spec.
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": ""}, "name=''"),
+        ({"dim": 0}, "dim=0"),
+        ({"dtype": "int8"}, "dtype='int8'.*bfloat16"),
+        ({"init": "ones"}, "init='ones'.*normal"),
+        ({"scale": -1.0}, "scale=-1.0"),
+        ({"scale": float("nan")}, "scale=nan"),
+        ({"optimizer": "lion"}, "optimizer='lion'.*adagrad"),
+        ({"optimizer": "sgd", "rowwise": True}, "rowwise=True"),
+        ({"optimizer": "adam", "momentum": True}, "momentum=True"),
+        ({"optimizer": "sgd", "amsgrad": True}, "amsgrad=True"),
+        ({"admit_after": -1}, "admit_after=-1"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        table_of(**fields)
