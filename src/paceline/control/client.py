@@ -1,4 +1,4 @@
-"""The member's and the agent's side of the control plane: the shell around the `Member` machine, and commands.
+"""The member's and the agent's side of the control plane: the shell around a member's machine, and commands.
 
 Threads: `post` and `update` are called from any; the courier's thread brings directives. One lock guards the machine;
 what it wants done is handed out in its order, outside of the lock, by whichever thread is there: `act` must not wait.
@@ -11,14 +11,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from paceline.control.courier import Courier, Owner, reach
-from paceline.control.member import Member
-from paceline.control.member_events import Action, Event, Exit, Say
-from paceline.control.messages import AgentDirective, AgentReport, Directive, Vitals
+from paceline.control.member_events import Exit, Say
+from paceline.control.messages import AgentDirective, AgentReport, Directive, Plan, Report, Vitals
 from paceline.control.progress import MAX_SENT, ProgressKeeper, Recorded
 from paceline.control.ticket import Ticket
 from paceline.errors import ProtocolError
@@ -41,16 +40,32 @@ def _nothing() -> None:
     pass
 
 
-class MemberClient:
-    """Runs a `Member` machine. `act` gets every action but `Say`; `on_orphaned` is called, on the courier's thread,
+class Machine(Protocol):
+    """What a client can run: `Member`, or `ServerMember`."""
+
+    name: str
+
+    @property
+    def plan(self) -> Plan | None: ...
+
+    def handle(self, event: Any) -> Iterable[Any]: ...
+
+    def report(self) -> Report: ...
+
+
+AMachine = TypeVar("AMachine", bound=Machine)
+
+
+class MemberClient(Generic[AMachine]):
+    """Runs a member's machine. `act` gets every action but `Say`; `on_orphaned` is called, on the courier's thread,
     when the coordinator was not heard of for `orphan_s`. The client owns nothing of what it is given."""
 
     def __init__(
         self,
         ticket: Ticket,
-        machine: Member,
+        machine: AMachine,
         credentials: Credentials,
-        act: Callable[[Action], None],
+        act: Callable[[Any], None],
         *,
         progress: ProgressKeeper | None = None,
         on_orphaned: Callable[[], None] = _nothing,
@@ -66,7 +81,7 @@ class MemberClient:
         self._machine = machine
         self._act = act
         self._lock = threading.Lock()
-        self._queue: deque[Action] = deque()
+        self._queue: deque[Any] = deque()
         self._is_handing_out = False
         self._has_verdict = False
         self._is_main = False  # as of the last report
@@ -76,7 +91,7 @@ class MemberClient:
 
     # -- the machine -------------------------------------------------------------------------------------------------
 
-    def post(self, event: Event) -> None:
+    def post(self, event: Any) -> None:
         """Let the machine handle an event. If another thread is handing out actions just now, those of this event
         follow there, and this call returns at once. Not for signal handlers, which may interrupt a holder of the
         lock: those leave it to a thread."""
@@ -109,7 +124,7 @@ class MemberClient:
                     self._is_handing_out = False
                 raise
 
-    def look(self, question: Callable[[Member], Answer]) -> Answer:
+    def look(self, question: Callable[[AMachine], Answer]) -> Answer:
         """Ask the machine something, such as its offer; the question must not keep it, and must not wait."""
         with self._lock:
             return question(self._machine)

@@ -167,10 +167,7 @@ class Desk:
         """The last lease that somebody holds and has not started; from who holds most."""
         spare: dict[str, list[int]] = {}
         for lease, member in self._holder.items():
-            report = self._reports.get(member)
-            if member != taker and report is not None and lease != min(self._granted[member]) != report.started:
-                spare.setdefault(member, []).append(lease)
-            elif member != taker and report is not None and report.started >= 0 and lease != report.started:
+            if member != taker and member in self._reports and lease != self._first_of(member):
                 spare.setdefault(member, []).append(lease)
         if not spare:
             return -1
@@ -179,6 +176,11 @@ class Desk:
         del self._granted[giver][lease]
         del self._holder[lease]
         return lease
+
+    def _first_of(self, member: str) -> int:
+        """The lease that a worker is at, or will be at next."""
+        started = self._reports[member].started
+        return started if started >= 0 else min(self._granted[member])
 
     def _hand(self, member: str, lease: int) -> None:
         self._holder[lease] = member

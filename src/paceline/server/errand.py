@@ -80,6 +80,6 @@ class Errand:
         self._under_way.pop(server, None)
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether an answer is outstanding."""
-        return bool(self._under_way)
+    def under_way(self) -> tuple[str, ...]:
+        """The servers whose answers are outstanding."""
+        return tuple(self._under_way)

@@ -29,8 +29,10 @@ from paceline.server.messages import (
     Answer,
     Apply,
     Commit,
+    Fence,
     Forward,
     Load,
+    Push,
     Record,
     Refusal,
     Request,
@@ -275,9 +277,7 @@ class Keeper:
             tenure.step = commit.step
             tenure.restored = False
 
-    def _push(
-        self, ranges: Sequence[int], push: Stage | Apply | Load, parcel: Parcel, refused: dict[int, Refusal]
-    ) -> None:
+    def _push(self, ranges: Sequence[int], push: Push, parcel: Parcel, refused: dict[int, Refusal]) -> None:
         fresh = []
         for number in ranges:
             verdict = self._judge(self._tenures[number], push)
@@ -289,22 +289,27 @@ class Keeper:
             self._make(fresh, push, parcel)
             self._forward(fresh, parcel, push=push)
 
-    def _judge(self, tenure: Tenure, push: Stage | Apply | Load) -> bool | Refusal:
+    def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
         """Whether a push is new here."""
         if isinstance(push, Load):
             return not tenure.loaded and push.origin == tenure.origin
         if isinstance(push, Apply):
             return not tenure.leases.has(push.epoch, push.lease)
+        if isinstance(push, Fence):
+            return push.generation > tenure.generation
         if tenure.step >= push.step:
             return False
         if push.generation < tenure.generation:
             return Refusal.STALE
         return push.rank not in tenure.staged.get((push.generation, push.step), ())
 
-    def _make(self, ranges: Sequence[int], push: Stage | Apply | Load, parcel: Parcel) -> None:
-        if isinstance(push, Stage):
+    def _make(self, ranges: Sequence[int], push: Push, parcel: Parcel) -> None:
+        if isinstance(push, Fence):
             for number in ranges:
-                self._throw_away(number, push)
+                self._throw_away(number, push.generation, 0)
+        elif isinstance(push, Stage):
+            for number in ranges:
+                self._throw_away(number, push.generation, push.step)
             self._store.stage(ranges, push, parcel)
         elif isinstance(push, Apply):
             self._store.apply(ranges, push, parcel)
@@ -312,7 +317,9 @@ class Keeper:
             self._store.load(ranges, parcel)
         for number in ranges:
             tenure = self._tenures[number]
-            if isinstance(push, Stage):
+            if isinstance(push, Fence):
+                tenure.generation = push.generation
+            elif isinstance(push, Stage):
                 tenure.generation = push.generation
                 tenure.staged.setdefault((push.generation, push.step), set()).add(push.rank)
             elif isinstance(push, Apply):
@@ -322,10 +329,10 @@ class Keeper:
                 tenure.step = push.step
                 tenure.leases = LeaseSet(push.epoch, push.prefix, set(push.beyond))
 
-    def _throw_away(self, number: int, push: Stage) -> None:
-        """What was staged in earlier generations for a step that is done again."""
+    def _throw_away(self, number: int, fence: int, first: int) -> None:
+        """What was staged in earlier generations for steps that are done again, from the first of them."""
         staged = self._tenures[number].staged
-        for generation, step in [key for key in staged if key[0] < push.generation and key[1] >= push.step]:
+        for generation, step in [key for key in staged if key[0] < fence and key[1] >= first]:
             del staged[(generation, step)]
             self._store.unstage(number, generation, step)
 
@@ -347,7 +354,7 @@ class Keeper:
         ranges: Sequence[int],
         parcel: Parcel,
         *,
-        push: Stage | Apply | Load | None = None,
+        push: Push | None = None,
         commit: Commit | None = None,
     ) -> None:
         fed: dict[str, list[int]] = {}

@@ -38,11 +38,19 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
     settings: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
+class Fence(msgspec.Struct, frozen=True, array_like=True, tag="fence"):
+    """Nothing that was staged in a generation below counts any more: its workers go on with other gradients."""
+
+    generation: int
+
+
 class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
-    """The gradients of a lease, which are applied at once, and once only."""
+    """The gradients of a lease, which are applied at once, and once only. `number` is that of the update, from 1, as
+    if leases were done one after the other."""
 
     epoch: int
     lease: int
+    number: int = 1
     scale: float = 1.0
     settings: msgspec.Raw = msgspec.Raw(b"\xc0")
 
@@ -59,7 +67,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     beyond: tuple[int, ...] = ()
 
 
-Push = Stage | Apply | Load
+Push = Stage | Apply | Load | Fence
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True):

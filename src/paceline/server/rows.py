@@ -109,6 +109,23 @@ class RowTable:
             stop = start + self._update_rows
             self._update(slots[start:stop], grads[start:stop], hyper, step)
 
+    def check(self, ids: torch.Tensor, grads: torch.Tensor) -> None:
+        """Raise what a push of these would raise on their account."""
+        if ids.dtype != torch.int64 or ids.dim() != 1:
+            raise ValueError(f"table {self.spec.name!r}: ids are {_described(ids)}; they must be a list of int64")
+        self._check_rows(grads, len(ids), "grads")
+        self._check_finite(ids, grads)
+
+    def drop(self, ids: torch.Tensor) -> None:
+        """Forget the rows of these ids, which belong to another table from now on."""
+        slots = self._index.find(ids).numpy()
+        present = np.flatnonzero(slots >= 0)
+        if len(present):
+            self._index.remove(ids[torch.from_numpy(present)])
+            self._version_array[slots[present]] = -1
+            self._version += 1
+            self._evicted_version = self._version
+
     def changed_since(self, ids: torch.Tensor, version: int) -> torch.Tensor:
         """True where a row is another one than at that version: pushed, loaded, or evicted. Of an id without a row,
         which could have been evicted, it is said if any row was."""

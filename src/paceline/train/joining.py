@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -25,10 +24,11 @@ from paceline.train.groups import Groups
 from paceline.train.membership import Client, Ledger, Membership
 from paceline.train.solo import Solo, own_card
 from paceline.train.watchdog import Watchdog
-from paceline.wire.card import Card, this_host
+from paceline.wire.card import Card
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity, new_member_id
+from paceline.wire.reaching import own_address
 
 logger = logging.getLogger("paceline.train")
 
@@ -79,7 +79,7 @@ def join(ticket: Ticket | None, base: int, ledger: Ledger, on_orphaned: Callable
         return _alone(base, ledger)
     identity = Identity()
     credentials = Credentials(identity, ticket.secret, "worker")
-    endpoint = Endpoint(credentials, host=_own_address(ticket), tls=ticket.tls)
+    endpoint = Endpoint(credentials, host=own_address(ticket.host, ticket.address), tls=ticket.tls)
     machine = Member(identity.member)
     membership = Membership(machine, ticket.run)
     client = MemberClient(ticket, machine, credentials, membership.act, on_orphaned=on_orphaned)
@@ -99,16 +99,6 @@ def _alone(base: int, ledger: Ledger) -> Joined:
     groups = Groups("alone", member, None, client.post)
     membership.connect(client, groups, ledger)
     return Joined("alone", member, card, "", client, groups, membership, None, None)
-
-
-def _own_address(ticket: Ticket) -> str:
-    """The address at which other members can reach this one: that from which it reaches the coordinator."""
-    if ticket.host == this_host():
-        return ticket.address[0]
-    family = socket.AF_INET6 if ":" in ticket.address[0] else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(ticket.address)
-        return str(probe.getsockname()[0])
 
 
 def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module, capacity: float) -> Introduction:

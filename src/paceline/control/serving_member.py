@@ -1,0 +1,113 @@
+"""A server's side of membership: small, because a server takes part in no plan. It follows the placement, says how far
+it is, and goes when it is let go.
+
+The events and actions are those of `member_events` as far as they concern a server, and two of its own; so the client
+that runs a worker's machine runs this one too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paceline.control.member_events import Exit, Fail, Leave, Ready, Say
+from paceline.control.messages import Directive, Introduction, Phase, Report, Serving, Verdict
+from paceline.placement.placement import Placement
+
+
+class Served(NamedTuple):
+    """The server says how far it is."""
+
+    serving: Serving
+
+
+class Adopt(NamedTuple):
+    """Go by this placement from now on."""
+
+    placement: Placement
+
+
+Event = Ready | Leave | Fail | Served | Directive
+Action = Say | Adopt | Exit
+
+
+class ServerMember:
+    plan = None  # of no interest to a server
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.phase = Phase.BUILDING
+        self._leaving = False
+        self._cause = ""
+        self._placement = 0
+        self._serving = Serving()
+        self._introduction: Introduction | None = None
+        self._introduced = False
+        self._number = 0
+        self._order = (0, 0)
+        self._has_verdict = False
+        self._actions: list[Action] = []
+
+    def report(self) -> Report:
+        self._number += 1
+        return Report(
+            member=self.name,
+            number=self._number,
+            term=self._order[0],
+            phase=self.phase,
+            leaving=self._leaving,
+            cause=self._cause,
+            placement=self._placement,
+            serving=self._serving,
+            introduction=None if self._introduced else self._introduction,
+        )
+
+    def handle(self, event: Event) -> list[Action]:
+        self._actions = []
+        if not self._has_verdict:
+            getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+        return self._actions
+
+    def _say(self) -> None:
+        self._actions.append(Say(self.report()))
+
+    def _on_ready(self, event: Ready) -> None:
+        self._introduction = event.introduction
+        self.phase = Phase.READY
+        self._say()
+
+    def _on_leave(self, _: Leave) -> None:
+        if not self._leaving:
+            self._leaving = True
+            self._say()
+
+    def _on_fail(self, event: Fail) -> None:
+        self.phase = Phase.FAILED
+        self._cause = event.cause
+        self._say()
+
+    def _on_served(self, event: Served) -> None:
+        """What the coordinator decides by is said at once, figures for people with the next heartbeat."""
+        decides = ("version", "synced", "handed")
+        is_news = any(getattr(event.serving, name) != getattr(self._serving, name) for name in decides)
+        self._serving = event.serving
+        if is_news:
+            self._say()
+
+    def _on_directive(self, directive: Directive) -> None:
+        order = (directive.term, directive.number)
+        if order <= self._order:
+            return
+        self._order = order
+        if directive.verdict not in (Verdict.KNOWN, Verdict.UNKNOWN):
+            self._has_verdict = True
+            self._actions.append(Exit(directive.verdict, directive.reason))
+            return
+        self._introduced = directive.verdict is Verdict.KNOWN
+        if directive.leave:
+            self._leaving = True
+        placement = directive.placement
+        if placement is not None and placement.version > self._placement:
+            self._placement = placement.version
+            self._actions.append(Adopt(placement))
+        if not self._introduced and self._introduction is not None:
+            self._say()

@@ -1,0 +1,216 @@
+"""A worker's way to the server group: sends each server its part of an errand, and goes on asking until all is done.
+
+A server may die, and ranges move, at any moment: the client waits for the next placement and asks whoever is primary
+then. What was pushed is kept by the caller until the errand is done, so nothing is lost, and nothing counts twice.
+
+Every wait has a deadline, and `check` is called while waiting: what it raises ends the errand. Used by one thread at a
+time; `adopt` from any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import torch
+
+from paceline.errors import ConnectionLost, WireError
+from paceline.placement.placement import Placement
+from paceline.server.errand import Errand
+from paceline.server.errors import RequestRefused, Superseded, Unserved
+from paceline.server.messages import Answer, Refusal, Request
+from paceline.server.parcels import Parcel
+from paceline.server.post import Memories, Postbox
+from paceline.server.reaching import reach
+from paceline.wire.deadline import Deadline
+from paceline.wire.endpoint import Endpoint
+from paceline.wire.memory import Arena, SharedMemory, total_bytes
+from paceline.wire.waiting import PLAIN, Waiter, Wanted
+
+ERRAND_S = 120.0
+DIAL_S = 5.0
+_SLICE_S = 0.1  # between two looks at whether a wait is still worth it
+_SHORTEST_S, _LONGEST_S = 0.0005, 0.05  # between two tries
+
+Pack = Callable[[Request], Parcel]
+
+
+class Check(Protocol):
+    def __call__(self) -> object: ...
+
+
+def _nothing() -> None:
+    pass
+
+
+class GroupClient:
+    """`on_empty` is called for ranges that are empty, again and again until they are loaded, and may load them."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        check: Check = _nothing,
+        on_empty: Callable[[set[int]], None] | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._check = check
+        self.on_empty = on_empty
+        self._changed = threading.Condition()
+        self._placement = Placement()
+        self._memory = SharedMemory.create(total_bytes())
+        self._arena = Arena(self._memory, 0)
+        self._memories = Memories()
+        self._memories.add(self._memory)
+        self._lines: dict[str, Postbox] = {}
+
+    # -- memory and placement ----------------------------------------------------------------------------------------
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that servers on this host read and write where it lies."""
+        return self._arena.empty(shape, dtype)
+
+    @property
+    def placement(self) -> Placement:
+        return self._placement
+
+    def adopt(self, placement: Placement) -> None:
+        with self._changed:
+            if placement.version > self._placement.version:
+                self._placement = placement
+                self._changed.notify_all()
+
+    def wait_for_founding(self, founding: int, deadline: Deadline) -> Placement:
+        """The placement of a founding of the run, or of a later one."""
+        with self._changed:
+            while self._placement.founding < founding:
+                self._check()
+                deadline.check(f"a placement on servers (founding {founding})")
+                self._changed.wait(_SLICE_S)
+            return self._placement
+
+    # -- errands -----------------------------------------------------------------------------------------------------
+
+    def run(self, errand: Errand, pack: Pack, what: str, seconds: float = ERRAND_S) -> None:
+        """Do an errand; `pack` gives the parcel of each request. What was wanted is there when this returns."""
+        deadline = Deadline(seconds, what)
+        pause_s = _SHORTEST_S
+        try:
+            while True:
+                placement = self._placement
+                self._exchange(errand, placement, pack, deadline)
+                if errand.is_done:
+                    return
+                self._look_at_refusals(errand, deadline)
+                self._wait_for_news(placement, pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_S)
+        except BaseException:
+            for server in list(errand.under_way):
+                self._hang_up(server)  # an answer that is still to come would be taken for that to the next request
+            raise
+
+    def _wait_for_news(self, seen: Placement, pause_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._placement is not seen, pause_s)
+
+    def _exchange(self, errand: Errand, placement: Placement, pack: Pack, deadline: Deadline) -> None:
+        sent: dict[str, Parcel] = {}
+        for server, request in errand.requests(placement).items():
+            parcel = pack(request)
+            whole = msgspec.structs.replace(request, detail=msgspec.Raw(msgspec.msgpack.encode(parcel.detail)))
+            try:
+                line = self._line(server, placement)
+                line.send("request", whole, parcel.tensors, parcel.wanted, deadline=deadline)
+                sent[server] = parcel
+            except WireError as error:
+                self._lose(server, errand, error, deadline)
+        for server, parcel in sent.items():
+            try:
+                errand.answered(server, self._receive(server, parcel, deadline))
+            except WireError as error:
+                self._lose(server, errand, error, deadline)
+
+    def _receive(self, server: str, parcel: Parcel, deadline: Deadline) -> Answer:
+        letter = self._lines[server].receive(deadline=deadline)
+        if letter.kind == "raise":
+            text = msgspec.msgpack.decode(letter.body, type=str)
+            raise RequestRefused(f"{deadline.operation}: server {server} refused: {text}")
+        for wanted, tensor in zip(parcel.wanted, letter.tensors, strict=False):  # none where it wrote in place
+            wanted.copy_(tensor)
+        return msgspec.msgpack.decode(letter.body, type=Answer)
+
+    def _lose(self, server: str, errand: Errand, error: WireError, deadline: Deadline) -> None:
+        errand.lost(server)
+        self._hang_up(server)
+        deadline.check(f"server {server} ({error})")
+
+    def _look_at_refusals(self, errand: Errand, deadline: Deadline) -> None:
+        self._check()
+        if Refusal.STALE in errand.refusals.values():
+            raise Superseded(f"{deadline.operation}: its generation is over")
+        empty = {number for number, refusal in errand.refusals.items() if refusal is Refusal.EMPTY}
+        if empty and self.on_empty is not None:
+            self.on_empty(empty)
+        if deadline.expired():
+            raise Unserved(
+                f"{deadline.operation}: waited {deadline.seconds:g} s for ranges {_few(errand.left)}; "
+                f"{_reasons(errand)}; see the log of the servers"
+            )
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _line(self, server: str, placement: Placement) -> Postbox:
+        if server not in self._lines:
+            waiter = _Watching(self, server)
+            connection = reach(
+                self._endpoint, placement.card_of[server], Deadline(DIAL_S, f"reaching server {server}"), waiter
+            )
+            connection.waiter = waiter
+            self._lines[server] = Postbox(connection, self._memories)
+        return self._lines[server]
+
+    def _hang_up(self, server: str) -> None:
+        if (line := self._lines.pop(server, None)) is not None:
+            line.close()
+
+    def look(self, server: str) -> None:
+        """Raise if there is no use in waiting for this server."""
+        self._check()
+        if server not in self._placement.card_of:
+            raise ConnectionLost(f"server {server} is gone, as placement {self._placement.version} says")
+
+    def close(self) -> None:
+        for server in list(self._lines):
+            self._hang_up(server)
+        self._memory.close()
+
+
+class _Watching(Waiter):
+    """Waits in slices, and looks in between whether it is still worth it."""
+
+    def __init__(self, client: GroupClient, server: str) -> None:
+        self._client = client
+        self._server = server
+
+    def wait_any(self, wanted: Wanted, deadline: Deadline, waited_for: str) -> None:
+        while True:
+            part = Deadline(min(_SLICE_S, max(deadline.remaining_s(), 1e-3)), deadline.operation)
+            try:
+                PLAIN.wait_any(wanted, part, waited_for)
+                return
+            except TimeoutError:
+                if deadline.expired():
+                    raise deadline.error(waited_for) from None
+                self._client.look(self._server)
+
+
+def _few(numbers: set[int]) -> str:
+    listed = sorted(numbers)
+    return ", ".join(map(str, listed[:8])) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+
+
+def _reasons(errand: Errand) -> str:
+    found = {refusal.name.lower() for refusal in errand.refusals.values()}
+    return f"the last answers were: {', '.join(sorted(found))}" if found else "nobody answered"

@@ -1,0 +1,91 @@
+"""A server as a member of its run: the service, and the machine that follows the coordinator."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+from typing import Any
+
+import torch
+
+import paceline
+from paceline.control.client import MemberClient
+from paceline.control.member_events import Exit, Leave, Ready
+from paceline.control.messages import Introduction, Verdict
+from paceline.control.serving_member import Adopt, Served, ServerMember
+from paceline.control.ticket import Ticket
+from paceline.server.service import Service
+from paceline.wire.card import Card
+from paceline.wire.endpoint import Endpoint
+from paceline.wire.handshake import Credentials
+from paceline.wire.identity import Identity
+from paceline.wire.reaching import own_address
+
+logger = logging.getLogger("paceline.server")
+
+FAILED = 1
+
+
+class ServerProcess:
+    def __init__(self, ticket: Ticket) -> None:
+        identity = Identity()
+        credentials = Credentials(identity, ticket.secret, "server")
+        self.verdict: Exit | None = None
+        self._decided = threading.Event()
+        self._endpoint = Endpoint(credentials, host=own_address(ticket.host, ticket.address), tls=ticket.tls)
+        self._service = Service(self._endpoint, self.tell)
+        self._client: MemberClient[ServerMember] | None = None
+        self._client = MemberClient(
+            ticket, ServerMember(identity.member), credentials, self._act, on_orphaned=self._orphaned
+        )
+        versions = {"the version of torch": str(torch.__version__), "the version of Paceline": paceline.__version__}
+        self._client.post(
+            Ready(
+                Introduction(
+                    card=Card.of(self._endpoint),
+                    pid=os.getpid(),
+                    host=platform.node(),
+                    agent=ticket.agent,
+                    facts=versions,
+                    capacity=ticket.capacity,
+                ),
+                0,
+            )
+        )
+
+    def _act(self, action: Any) -> None:
+        if isinstance(action, Adopt):
+            self._service.adopt(action.placement)
+        elif isinstance(action, Exit):
+            self.verdict = action
+            self._decided.set()
+
+    def _orphaned(self) -> None:
+        self.verdict = Exit(Verdict.EVICTED, "the coordinator is gone")
+        self._decided.set()
+
+    def tell(self) -> None:
+        """Say how far this server is."""
+        if self._client is not None:
+            self._client.post(Served(self._service.serving()))
+
+    def leave(self) -> None:
+        if self._client is not None:
+            self._client.post(Leave())
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is decided, within this time, how this server ends."""
+        return self._decided.wait(seconds)
+
+    def exit_code(self) -> int:
+        assert self.verdict is not None
+        logger.info("this server ends: %s", self.verdict.reason)
+        return 0 if self.verdict.verdict is Verdict.RELEASED else FAILED
+
+    def close(self) -> None:
+        self._service.close()
+        if self._client is not None:
+            self._client.close(flush_s=2.0)
+        self._endpoint.close()

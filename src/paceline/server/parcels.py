@@ -1,0 +1,144 @@
+"""What the tensors of a letter are: which slice of which tensor belongs to which range, which table's rows they are.
+
+The same descriptions serve requests of workers, forwards and snapshots between servers, and checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from paceline.server.dense import Settings
+from paceline.server.spec import TableSpec
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """A dense range in a tensor: `length` elements from `start`."""
+
+    number: int
+    tensor: int
+    start: int
+    length: int
+
+
+class Partitions(msgspec.Struct, frozen=True, array_like=True):
+    """The ranges that hold the rows of tables: `count` of them, a power of two, from number `first`. Equal ids of
+    different tables are in the same one."""
+
+    first: int
+    count: int
+
+    def of(self, ids: torch.Tensor) -> torch.Tensor:
+        """The range of each id: by bits of a product, which tables do not look at."""
+        bits = self.count.bit_length() - 1
+        if not bits:
+            return torch.full_like(ids, self.first)
+        return ((ids * _SPREAD >> (64 - bits)) & (self.count - 1)) + self.first
+
+
+_SPREAD = -7046029254386353131  # 2**64 divided by the golden ratio, odd, as an int64
+
+
+class Rows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a table: which tensor has the ids, and which the values or gradients."""
+
+    table: str
+    ids: int
+    rows: int
+
+
+class Making(msgspec.Struct, frozen=True, array_like=True):
+    """A dense range as it is made: where its values are, and what its optimizer keeps, by name."""
+
+    values: Slice
+    section: int
+    state: dict[str, Slice] = {}
+
+
+class TableChunk(msgspec.Struct, frozen=True, array_like=True):
+    """Part of a table with everything that is kept for its rows, by name of what is kept."""
+
+    table: str
+    ids: int
+    versions: int
+    tensors: dict[str, int]
+
+
+class StagedPush(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank has pushed for a step and what is not committed yet."""
+
+    generation: int
+    step: int
+    rank: int
+    dense: tuple[Slice, ...] = ()
+    rows: tuple[Rows, ...] = ()
+
+
+class Detail(msgspec.Struct, frozen=True):
+    """Of one letter. Every field may be empty.
+
+    dense, rows       gradients that are pushed
+    wants, row_wants  values that are pulled: the numbers of tensors there are those of the tensors to be filled, but
+                      for `Rows.ids`, which is one that was sent; rows that are not there are made if `makes_rows`
+    makes, chunks     ranges and rows that are loaded, with `sections` and `tables` that they belong to; ids belong to
+                      ranges as `partitions` says
+    staged            in a snapshot
+    """
+
+    dense: tuple[Slice, ...] = ()
+    rows: tuple[Rows, ...] = ()
+    wants: tuple[Slice, ...] = ()
+    row_wants: tuple[Rows, ...] = ()
+    makes_rows: bool = True
+    makes: tuple[Making, ...] = ()
+    sections: tuple[Settings, ...] = ()
+    tables: tuple[TableSpec, ...] = ()
+    partitions: Partitions | None = None
+    chunks: tuple[TableChunk, ...] = ()
+    staged: tuple[StagedPush, ...] = ()
+
+
+class TableSettings(msgspec.Struct, frozen=True, array_like=True):
+    """What the group of a table's optimizer says now, by the names that torch has for it."""
+
+    table: str
+    values: dict[str, float | int | bool | tuple[float, ...] | None]
+
+
+class UpdateSettings(msgspec.Struct, frozen=True, array_like=True):
+    """What comes with a commit or an applied push: the settings of each section and each table."""
+
+    sections: tuple[Settings, ...] = ()
+    tables: tuple[TableSettings, ...] = ()
+
+
+@dataclass
+class Parcel:
+    """A detail with its tensors. `wanted` are those to be filled; `written` the ranges whose wants are filled."""
+
+    detail: Detail = field(default_factory=Detail)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    wanted: list[torch.Tensor] = field(default_factory=list)
+    written: set[int] = field(default_factory=set)
+
+    def slice(self, where: Slice) -> torch.Tensor:
+        return self.tensors[where.tensor].view(-1)[where.start : where.start + where.length]
+
+    def wanted_slice(self, where: Slice) -> torch.Tensor:
+        return self.wanted[where.tensor].view(-1)[where.start : where.start + where.length]
+
+
+class Packing:
+    """Collects tensors and gives each its number."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor) -> int:
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def slice(self, number: int, tensor: torch.Tensor) -> Slice:
+        return Slice(number, self.add(tensor), 0, tensor.numel())

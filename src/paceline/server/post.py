@@ -1,0 +1,183 @@
+"""Letters between two processes of the group: a body, and tensors that travel in the letter or stay where they lie.
+
+On one host a tensor in shared memory is not sent: the letter says where it lies, and the other side, which got the
+memory handed over once, reads it there, or writes there what it was asked for. So gradients and parameters cross no
+socket. Between hosts the same letters carry the tensors.
+
+    memory   -> a number for a memory whose descriptor follows; once for each memory and connection
+    letter   -> kind, body; the tensors of which some are references; what is wanted, and where it is to be written
+
+Contract: what a letter refers to must not change, and what it wants is not looked at, until it was answered. A
+postbox is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from paceline.errors import ProtocolError
+from paceline.wire.connection import Connection
+from paceline.wire.deadline import Deadline
+from paceline.wire.dtypes import DTYPES, spec_of
+from paceline.wire.frame import Limits, TensorSpec, check_spec
+from paceline.wire.handover import receive_descriptors, send_descriptors
+from paceline.wire.memory import SharedMemory
+
+LIMITS = Limits(header_bytes=1 << 26, num_tensors=1 << 16)
+
+
+class Reference(msgspec.Struct, frozen=True, array_like=True):
+    """Where a tensor lies: in which memory, and at which byte."""
+
+    memory: int
+    offset: int
+
+
+class _Letter(msgspec.Struct, frozen=True, array_like=True):
+    body: msgspec.Raw
+    specs: tuple[TensorSpec, ...] = ()
+    places: tuple[Reference | None, ...] = ()
+    wanted: tuple[TensorSpec, ...] = ()
+    wanted_places: tuple[Reference | None, ...] = ()
+
+
+class Letter(NamedTuple):
+    """What was received. `wanted` are tensors to be filled: in the sender's memory, or new ones to be sent back."""
+
+    kind: str
+    body: msgspec.Raw
+    tensors: list[torch.Tensor]
+    wanted: list[torch.Tensor]
+    is_in_place: bool
+
+
+class Memories:
+    """The shared memories that this process can refer to: its own, and those that others handed over."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, SharedMemory] = {}
+        self._next = 0
+
+    def add(self, memory: SharedMemory) -> int:
+        self._next += 1
+        self._known = {**self._known, self._next: memory}  # others may be looking
+        return self._next
+
+    def remove(self, number: int) -> None:
+        known = dict(self._known)
+        known.pop(number).close()
+        self._known = known
+
+    def find(self, tensor: torch.Tensor) -> tuple[int, SharedMemory, int] | None:
+        """The memory that a tensor lies in, and where."""
+        address = tensor.data_ptr()
+        for number, memory in self._known.items():
+            offset = address - memory.address
+            if 0 <= offset < memory.num_bytes:
+                return number, memory, offset
+        return None
+
+
+class Postbox:
+    """One end of a connection. `memories` are those of this process; what is handed over here is added to them."""
+
+    def __init__(self, connection: Connection, memories: Memories) -> None:
+        self.connection = connection
+        self._memories = memories
+        self._shown: dict[int, int] = {}  # memories that the other side has, by their number here
+        self._seen: dict[int, tuple[int, SharedMemory]] = {}  # those of the other side, by their number there
+
+    def send(
+        self,
+        kind: str,
+        body: Any,
+        tensors: Sequence[torch.Tensor] = (),
+        wanted: Sequence[torch.Tensor] = (),
+        *,
+        deadline: Deadline,
+    ) -> None:
+        places = tuple(self._place(tensor, deadline) for tensor in tensors)
+        wanted_places = tuple(self._place(tensor, deadline) for tensor in wanted)
+        letter = _Letter(
+            msgspec.Raw(msgspec.msgpack.encode(body)),
+            tuple(map(spec_of, tensors)),
+            places,
+            tuple(map(spec_of, wanted)),
+            wanted_places,
+        )
+        inside = [tensor.contiguous() for tensor, place in zip(tensors, places, strict=True) if place is None]
+        self.connection.send(kind, letter, inside, deadline=deadline)
+
+    def _place(self, tensor: torch.Tensor, deadline: Deadline) -> Reference | None:
+        if not self.connection.is_local or not tensor.is_contiguous() or not tensor.numel():
+            return None
+        found = self._memories.find(tensor)
+        if found is None:
+            return None
+        number, memory, offset = found
+        if number not in self._shown:
+            self.connection.send("memory", number, deadline=deadline)
+            send_descriptors(self.connection, [memory.descriptor], deadline)
+            self._shown[number] = number
+        return Reference(number, offset)
+
+    def receive(self, *, deadline: Deadline) -> Letter:
+        while True:
+            header, payload_bytes = self.connection.receive_header(deadline=deadline, limits=LIMITS)
+            if header.kind == "memory":
+                self._take_memory(header.read_body(int), deadline)
+                continue
+            letter = header.read_body(_Letter)
+            inside = iter(self.connection.receive_tensors(header, deadline=deadline))
+            if payload_bytes and not header.tensors:
+                raise ProtocolError(f"{self.connection.peer} sent bytes that no tensor claims")
+            tensors = [
+                next(inside) if place is None else self._resolve(spec, place)
+                for spec, place in _pairs(letter.specs, letter.places)
+            ]
+            wanted = [
+                _new(spec) if place is None else self._resolve(spec, place)
+                for spec, place in _pairs(letter.wanted, letter.wanted_places)
+            ]
+            is_in_place = bool(wanted) and all(place is not None for place in letter.wanted_places)
+            return Letter(header.kind, letter.body, tensors, wanted, is_in_place)
+
+    def _take_memory(self, number: int, deadline: Deadline) -> None:
+        (descriptor,) = receive_descriptors(self.connection, 1, deadline)
+        memory = SharedMemory.attach(descriptor)
+        self._seen[number] = (self._memories.add(memory), memory)
+
+    def _resolve(self, spec: TensorSpec, place: Reference) -> torch.Tensor:
+        check_spec(spec)
+        memory = self._seen.get(place.memory, (0, None))[1]
+        if memory is None or not 0 <= place.offset <= memory.num_bytes - spec.num_bytes():
+            raise ProtocolError(f"{self.connection.peer} refers to a tensor where it has no memory")
+        dtype = DTYPES[spec.dtype]
+        if place.offset % dtype.itemsize:
+            raise ProtocolError(f"{self.connection.peer} refers to a tensor between two elements")
+        flat = memory.tensor(place.offset, spec.num_bytes() // dtype.itemsize, dtype)
+        return flat.view(spec.shape)
+
+    def close(self) -> None:
+        self.connection.close()
+        for number, _ in self._seen.values():
+            self._memories.remove(number)
+        self._seen.clear()
+
+
+def _pairs(
+    specs: Iterable[TensorSpec], places: Iterable[Reference | None]
+) -> list[tuple[TensorSpec, Reference | None]]:
+    try:
+        return list(zip(specs, places, strict=True))
+    except ValueError as error:
+        raise ProtocolError("a letter that does not say of all its tensors where they are") from error
+
+
+def _new(spec: TensorSpec) -> torch.Tensor:
+    check_spec(spec)
+    return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])

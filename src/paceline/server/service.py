@@ -1,0 +1,248 @@
+"""A server's shell: turns letters into requests and forwards for its keeper, and what the keeper leaves into letters.
+
+Threads: one for each connection (a worker's, or that of another server that forwards), one for each replica that is
+fed. One lock guards the keeper and the tensors; who needs acknowledgements waits for them without it.
+
+Failure: what a request raises (a gradient that is not finite, no memory) goes back as the letter "raise"; nothing was
+changed then. A connection that breaks ends its thread. A replica that cannot be reached is tried again until a
+placement says that it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from paceline.control.messages import Serving
+from paceline.errors import PacelineError, WireError
+from paceline.placement.placement import Placement
+from paceline.server.keeper import Keeper, Outcome
+from paceline.server.messages import Acknowledged, Forward, Request
+from paceline.server.parcels import Detail, Parcel
+from paceline.server.post import Letter, Memories, Postbox
+from paceline.server.reaching import ROOM, reach
+from paceline.server.store import TensorStore
+from paceline.wire.card import Card
+from paceline.wire.connection import Connection
+from paceline.wire.deadline import Deadline
+from paceline.wire.endpoint import Endpoint
+from paceline.wire.handshake import Visitor
+
+logger = logging.getLogger("paceline.server")
+
+IDLE_S = 24 * 3600.0  # a worker may compute for long between two requests
+ANSWER_S = 60.0
+ADOPT_S = 30.0  # for a placement that another server knows already
+REDIAL_S = 0.05
+NO_DETAIL = msgspec.msgpack.encode(Detail())
+
+
+class Service:
+    """Serves from when it is made until `close`. `on_change` is called, without the lock, when what the coordinator
+    should know may have changed."""
+
+    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None]) -> None:
+        self._endpoint = endpoint
+        self._me = endpoint.credentials.identity.member
+        self.store = TensorStore()
+        self._keeper = Keeper(self._me, self.store)
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._memories = Memories()
+        self._feeders: dict[str, threading.Thread] = {}
+        self._connections: set[Connection] = set()
+        self._busy_s = 0.0
+        self._looked = time.monotonic()
+        self._is_closed = False
+        endpoint.open_room(ROOM, self._welcome)
+
+    # -- what the coordinator says and hears -------------------------------------------------------------------------
+
+    def adopt(self, placement: Placement) -> None:
+        with self._changed:
+            self._keeper.adopt(placement)
+            for server in self._keeper.links:
+                if server not in self._feeders:
+                    feeder = threading.Thread(target=self._feed, args=(server,), name="paceline-feeder", daemon=True)
+                    self._feeders[server] = feeder
+                    feeder.start()
+            self._changed.notify_all()
+        self._on_change()
+
+    def serving(self) -> Serving:
+        with self._changed:
+            heard = self._keeper.heard()
+            now = time.monotonic()
+            busy = self._busy_s / max(now - self._looked, 1e-3)
+            self._busy_s, self._looked = 0.0, now
+            return Serving(
+                heard.version,
+                tuple(sorted(heard.synced)),
+                tuple(sorted(heard.handed)),
+                self.store.num_keys,
+                self.store.num_bytes,
+                min(busy, 1.0),
+            )
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def _welcome(self, connection: Connection, visitor: Visitor) -> None:
+        with self._changed:
+            if self._is_closed:
+                connection.close()
+                return
+            self._connections.add(connection)
+        postbox = Postbox(connection, self._memories)
+        try:
+            while True:
+                letter = postbox.receive(deadline=Deadline(IDLE_S, f"serving {connection.peer}"))
+                self._handle(postbox, letter, visitor)
+        except WireError as error:
+            logger.debug("%s: %s", connection.peer, error)
+        except Exception:
+            logger.exception("serving %s failed", connection.peer)
+        finally:
+            postbox.close()
+            with self._changed:
+                self._connections.discard(connection)
+
+    def _handle(self, postbox: Postbox, letter: Letter, visitor: Visitor) -> None:
+        deadline = Deadline(ANSWER_S, f"answering {postbox.connection.peer}")
+        try:
+            if letter.kind == "forward":
+                forward = msgspec.msgpack.decode(letter.body, type=Forward)
+                postbox.send("acknowledged", self._take(visitor.member, forward, letter, deadline), deadline=deadline)
+                return
+            request = msgspec.msgpack.decode(letter.body, type=Request)
+            parcel = Parcel(msgspec.msgpack.decode(request.detail, type=Detail), letter.tensors, letter.wanted)
+            outcome = self._serve(request, parcel)
+            answer = self._wait_for_replicas(outcome, deadline)
+        except (ValueError, MemoryError, RuntimeError, msgspec.DecodeError, IndexError, KeyError) as error:
+            logger.warning("a request of %s was refused: %s", postbox.connection.peer, error)
+            postbox.send("raise", f"{type(error).__name__}: {error}", deadline=deadline)
+            return
+        postbox.send("answer", answer, () if letter.is_in_place else letter.wanted, deadline=deadline)
+
+    def _serve(self, request: Request, parcel: Parcel) -> Outcome:
+        with self._changed:
+            began = time.monotonic()
+            self.store.check(parcel)
+            outcome = self._keeper.serve(request, parcel)
+            self._busy_s += time.monotonic() - began
+            self._changed.notify_all()
+        return outcome
+
+    def _wait_for_replicas(self, outcome: Outcome, deadline: Deadline) -> Any:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._keeper.is_released(outcome.waits), deadline.remaining_s()):
+                raise deadline.error(f"the replicas {', '.join(outcome.waits)} to take what was pushed")
+            return self._keeper.finish(outcome)
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def _take(self, sender: str, forward: Forward, letter: Letter, deadline: Deadline) -> Acknowledged:
+        parcel = Parcel(msgspec.msgpack.decode(forward.detail, type=Detail), letter.tensors)
+        with self._changed:
+            known = self._changed.wait_for(
+                lambda: self._keeper.placement.version >= forward.version or self._is_closed, ADOPT_S
+            )
+            if not known or self._is_closed:
+                raise deadline.error(f"placement {forward.version}, which {sender} knows already")
+            began = time.monotonic()
+            message = self._keeper.take(sender, forward, parcel)
+            self._busy_s += time.monotonic() - began
+        if forward.snapshot:
+            self._on_change()
+        return message
+
+    def _feed(self, server: str) -> None:
+        """Bring one replica everything that the keeper has for it, in order, until it is none any more."""
+        sent = 0
+        postbox: Postbox | None = None
+        while True:
+            batch = self._next_batch(server, sent)
+            if batch is None:
+                break
+            try:
+                if postbox is None:
+                    postbox = self._dial(server)
+                sent = self._send_batch(postbox, server, batch)
+            except PacelineError as error:
+                logger.info("feeding %s: %s", server, error)
+                if postbox is not None:
+                    postbox.close()
+                postbox, sent = None, 0
+                self._pause()
+        if postbox is not None:
+            postbox.close()
+
+    def _next_batch(self, server: str, sent: int) -> list[tuple[Forward, Parcel]] | None:
+        def news() -> list[tuple[Forward, Parcel]] | None:
+            link = self._keeper.links.get(server)
+            if link is None or self._is_closed:
+                return None
+            return [one for one in link.queue if one[0].number > sent]
+
+        with self._changed:
+            while (batch := news()) == []:
+                self._changed.wait(1.0)
+            if batch is None:
+                self._feeders.pop(server, None)
+            return batch
+
+    def _dial(self, server: str) -> Postbox:
+        with self._changed:
+            card: Card | None = self._keeper.placement.card_of.get(server)
+        if card is None:
+            raise WireError(f"nobody says where server {server} is")
+        connection = reach(self._endpoint, card, Deadline(5.0, f"reaching server {server}"))
+        return Postbox(connection, self._memories)
+
+    def _send_batch(self, postbox: Postbox, server: str, batch: list[tuple[Forward, Parcel]]) -> int:
+        deadline = Deadline(ANSWER_S, f"feeding server {server}")
+        sent = 0
+        for forward, parcel in batch:
+            detail, tensors = (parcel.detail, parcel.tensors) if parcel is not None else (Detail(), [])
+            whole = msgspec.structs.replace(forward, detail=msgspec.Raw(msgspec.msgpack.encode(detail)))
+            postbox.send("forward", whole, tensors, deadline=deadline)
+            letter = postbox.receive(deadline=deadline)
+            if letter.kind != "acknowledged":
+                raise WireError(f"server {server} answered a forward with {letter.kind!r}: {bytes(letter.body)!r}")
+            message = msgspec.msgpack.decode(letter.body, type=Acknowledged)
+            sent = forward.number
+            with self._changed:
+                self._keeper.acknowledged(server, message)
+                self._changed.notify_all()
+            self._on_change()
+        return sent
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed, REDIAL_S)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._endpoint.close_room(ROOM)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            connections = list(self._connections)
+            feeders = list(self._feeders.values())
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.socket.shutdown(2)
+        for feeder in feeders:
+            feeder.join(2.0)
+
+
+def use_threads(num: int) -> None:
+    """Of torch, for the updates of large ranges."""
+    torch.set_num_threads(num)

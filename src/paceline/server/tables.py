@@ -1,0 +1,153 @@
+"""The sparse tables of a server. The rows of several ranges (partitions of the ids) lie in one table each, so that a
+push or a pull needs one look into its index, however many ranges it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import torch
+
+from paceline.server.chunk import Chunk
+from paceline.server.parcels import Detail, Packing, Parcel, Partitions, Rows, TableChunk, TableSettings
+from paceline.server.row_optimizers import Hyper
+from paceline.server.rows import RowTable
+from paceline.server.spec import TableSpec
+
+_CHUNK_ROWS = 1 << 16
+
+
+class Tables:
+    def __init__(self) -> None:
+        self.tables: dict[str, RowTable] = {}
+        self._partitions: Partitions | None = None
+        self._held: set[int] = set()
+
+    def take_up(self, specs: Sequence[TableSpec], partitions: Partitions, ranges: set[int]) -> None:
+        """Hold the rows of these ranges from now on; there are none yet."""
+        self._partitions = partitions
+        self._held |= {number for number in ranges if 0 <= number - partitions.first < partitions.count}
+        for spec in specs:
+            present = self.tables.setdefault(spec.name, RowTable(spec)).spec
+            if present != spec:
+                raise ValueError(f"table {spec.name!r} is {present} here, but {spec} is to be loaded")
+
+    def has(self, number: int) -> bool:
+        return number in self._held
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def check(self, rows: Rows, parcel: Parcel) -> None:
+        self._table(rows.table).check(parcel.tensors[rows.ids], parcel.tensors[rows.rows])
+
+    def update(
+        self,
+        parts: Sequence[tuple[Parcel, set[int]]],
+        scale: float,
+        settings: Sequence[TableSettings],
+        step: int,
+    ) -> None:
+        """Apply what these parcels push to these ranges, as one update."""
+        pushed: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for parcel, ranges in parts:
+            for rows in parcel.detail.rows:
+                ids, gradients = self._select(parcel.tensors[rows.ids], parcel.tensors[rows.rows], ranges)
+                if len(ids):
+                    pushed.setdefault(rows.table, []).append((ids, gradients))
+        hyper = {one.table: one.values for one in settings}
+        for name, pairs in pushed.items():
+            ids, gradients = pairs[0] if len(pairs) == 1 else _merged(pairs)
+            if scale != 1.0:
+                gradients = gradients * scale
+            known = {key: value for key, value in hyper[name].items() if key in Hyper.__struct_fields__}
+            self._table(name).push(ids, gradients, msgspec.convert(known, Hyper), step)
+
+    def pull(self, parcel: Parcel, ranges: set[int]) -> None:
+        for want in parcel.detail.row_wants:
+            ids, out = parcel.tensors[want.ids], parcel.wanted[want.rows]
+            table = self._table(want.table)
+            mask = self._mask(ids, ranges)
+            if mask is None:
+                table.pull(ids, make=parcel.detail.makes_rows, out=out)
+            else:
+                out[mask] = table.pull(ids[mask], make=parcel.detail.makes_rows)
+
+    def _table(self, name: str) -> RowTable:
+        try:
+            return self.tables[name]
+        except KeyError:
+            known = ", ".join(map(repr, self.tables)) or "none"
+            raise ValueError(f"there is no table {name!r} on this server, which has {known}") from None
+
+    def _mask(self, ids: torch.Tensor, ranges: set[int]) -> torch.Tensor | None:
+        """Which ids are in these ranges; None for all of them, as it is while nothing moves."""
+        if self._held <= ranges or self._partitions is None:
+            return None
+        mine = torch.tensor(sorted(ranges), dtype=torch.int64)
+        return torch.isin(self._partitions.of(ids), mine)
+
+    def _select(self, ids: torch.Tensor, values: torch.Tensor, ranges: set[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        mask = self._mask(ids, ranges)
+        return (ids, values) if mask is None else (ids[mask], values[mask])
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    def load(self, parcel: Parcel, ranges: set[int]) -> None:
+        for chunk in parcel.detail.chunks:
+            tensors = {name: parcel.tensors[number] for name, number in chunk.tensors.items()}
+            rows = tensors.pop("rows")
+            loaded = Chunk(parcel.tensors[chunk.ids], rows, tensors, parcel.tensors[chunk.versions])
+            assert self._partitions is not None
+            mine = torch.tensor(sorted(ranges), dtype=torch.int64)
+            self._table(chunk.table).load(loaded.select(torch.isin(self._partitions.of(loaded.ids), mine)))
+
+    def pack(self, number: int, detail: Detail, packing: Packing) -> Detail:
+        """All rows of a range."""
+        chunks = tuple(
+            pack_chunk(name, chunk, packing)
+            for name, table in self.tables.items()
+            for whole in table.export(_CHUNK_ROWS)
+            if len(chunk := whole.select(self._is_in(whole.ids, number)))
+        )
+        specs = tuple(table.spec for table in self.tables.values())
+        return msgspec.structs.replace(detail, tables=specs, partitions=self._partitions, chunks=chunks)
+
+    def pack_staged(self, number: int, parcel: Parcel, packing: Packing) -> Iterator[Rows]:
+        if number not in self._held:
+            return
+        for rows in parcel.detail.rows:
+            ids, values = self._select(parcel.tensors[rows.ids], parcel.tensors[rows.rows], {number})
+            if len(ids):
+                yield Rows(rows.table, packing.add(ids.clone()), packing.add(values.clone()))
+
+    def forget(self, number: int) -> None:
+        if number in self._held:
+            self._held.discard(number)
+            for table in self.tables.values():
+                for chunk in list(table.export(_CHUNK_ROWS)):
+                    table.drop(chunk.ids[self._is_in(chunk.ids, number)])
+
+    def _is_in(self, ids: torch.Tensor, number: int) -> torch.Tensor:
+        assert self._partitions is not None
+        return self._partitions.of(ids) == number
+
+    @property
+    def num_keys(self) -> int:
+        return sum(len(table) for table in self.tables.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(table.num_bytes for table in self.tables.values())
+
+
+def pack_chunk(table: str, chunk: Chunk, packing: Packing) -> TableChunk:
+    tensors = {"rows": packing.add(chunk.rows), **{name: packing.add(value) for name, value in chunk.state.items()}}
+    return TableChunk(table, packing.add(chunk.ids), packing.add(chunk.versions), tensors)
+
+
+def _merged(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What several workers pushed, added up by id."""
+    ids, inverse = torch.unique(torch.cat([ids for ids, _ in pairs]), return_inverse=True)
+    gradients = torch.cat([values for _, values in pairs])
+    total = torch.zeros((len(ids), *gradients.shape[1:]), dtype=gradients.dtype)
+    return ids, total.index_add_(0, inverse, gradients)
