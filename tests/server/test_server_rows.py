@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import statistics
 from typing import Any
@@ -92,9 +93,9 @@ def test_no_quantile_depends_on_the_last_bits_of_libm() -> None:
 
 def test_initial_values_do_not_depend_on_the_batch() -> None:
     made = InitialRows(TableSpec(name="users", dim=7))
-    ids = torch.arange(5000)
+    ids = torch.arange(10_000)
     rows = made.of(ids)
-    assert torch.equal(made.of(ids[2040:2060]), rows[2040:2060])
+    assert torch.equal(made.of(ids[8180:8200]), rows[8180:8200])
     assert torch.equal(made.of(ids.flip(0)), rows.flip(0))
 
 
@@ -397,6 +398,13 @@ def test_a_chunk_of_another_kind_of_table_is_refused(fields: dict[str, Any], sai
     assert len(table) == 0
 
 
+def test_a_version_that_cannot_be_is_refused() -> None:
+    table = table_with(ids_of(1))
+    chunk = next(table.export())
+    with pytest.raises(ValueError, match="version -1"):
+        table.load(dataclasses.replace(chunk, versions=ids_of(-1)))
+
+
 def test_chunks_without_rows() -> None:
     table = table_of()
     table.pull(ids_of(1))
@@ -423,13 +431,40 @@ def test_a_lack_of_memory_is_an_error_and_changes_nothing(monkeypatch: pytest.Mo
     table = table_of()
     table.pull(torch.arange(100))
     before = exported(table)
-    monkeypatch.setattr(memory, "available_bytes", lambda: memory._SPARE_BYTES + 1000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: memory.SPARE_BYTES + 1000)
     for _ in range(2):
         with pytest.raises(MemoryError, match=r"MiB more for the rows of table 'users'.*add servers"):
             table.pull(torch.arange(5000))
     assert exported(table) == before
     monkeypatch.undo()
     assert torch.equal(table.pull(torch.arange(5000)), InitialRows(table.spec).of(torch.arange(5000)))
+
+
+def test_rows_can_be_evicted_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_of()
+    table.pull(torch.arange(5000))
+    monkeypatch.setattr(memory, "available_bytes", lambda: memory.SPARE_BYTES)
+    assert table.evict(1) == 5000
+    assert torch.equal(table.pull(torch.arange(5000)), InitialRows(table.spec).of(torch.arange(5000)))
+
+
+def test_addresses_that_the_system_refuses_are_an_error() -> None:
+    with pytest.raises(MemoryError, match="refuses to reserve it"):
+        memory.reserve(2**60, "a test")
+
+
+def test_a_column_grows_in_place_and_begins_with_zeros() -> None:
+    column = memory.Column(width=3, dtype=torch.float32, max_slots=200_000, what="a test")
+    column.grow(10)
+    address = column.tensor.data_ptr()
+    column.tensor[9] = 5.0
+    column.grow(150_000)
+    assert column.tensor.data_ptr() == address
+    assert column.gather(ids_of(9, 149_999).numpy()).tolist() == [[5.0] * 3, [0.0] * 3]
+    assert 150_000 <= column.num_slots <= 150_000 + memory.SLAB
+    assert column.num_bytes == 12 * column.num_slots
+    with pytest.raises(MemoryError, match="a test: it is full"):
+        column.grow(200_001)
 
 
 # Against a model.

@@ -33,8 +33,8 @@ Entries = npt.NDArray[np.int32]
 MAX_KEYS = 2**31 - 4
 
 _EMPTY, _REMOVED, _FIRST = 0, 1, 2
-# Keys looked up together, so that what is between two steps stays in the cache of a core.
-_CHUNK = 32_768
+# Keys looked up together: enough that calls cost little, so few that what is between two steps stays in the cache.
+_CHUNK = 65_536
 _MIN_BUCKETS = 1024
 _LARGE_BYTES = 2**22
 
@@ -46,7 +46,8 @@ class KeyIndex:
         self._keys = Column(width=1, dtype=torch.int64, max_slots=max_keys + _FIRST, what="the keys of an index")
         self._key_tensor = self._keys.tensor.view(-1)
         self._key_array: Keys = self._key_tensor.numpy()
-        self._freed = Column(width=1, dtype=torch.int32, max_slots=max_keys, what="the free slots of an index")
+        what = "the free slots of an index"
+        self._freed = Column(width=1, dtype=torch.int32, max_slots=max_keys, what=what, urgent=True)
         self._freed_array: Entries = self._freed.tensor.view(-1).numpy()
         self._num_freed = 0
         self._num_removed = 0
@@ -148,17 +149,16 @@ class KeyIndex:
         taken = np.empty(len(keys), dtype=np.int64)
         at, places, step = np.arange(len(keys), dtype=np.int32), self._homes(keys), 0
         while len(at):
-            found = self._table[places]
+            claims = -1 - at
+            found = self._buckets(places)
             free = np.flatnonzero(found == _EMPTY)[::-1]
             if len(free):
                 # Of several values for one bucket the last stays; they are in reverse.
-                self._table[places[free]] = -1 - at[free]
-                found = self._table[places]
-            known = np.where(found < 0, keys[-1 - np.minimum(found, -1)], self._key_array[np.maximum(found, 0)])
-            hit = (known == keys[at]) & (found != _REMOVED)
-            entries[at[hit]] = found[hit]
-            taken[at[hit]] = places[hit]
-            on = np.flatnonzero(~hit)
+                wanted = places[free]
+                self._table[wanted] = claims[free]
+                found[free] = self._buckets(wanted)
+            entries[at], taken[at] = found, places
+            on = self._others(keys, at, found, np.flatnonzero(found != claims))
             step += 1
             at, places = at[on], (places[on] + step) & self._mask
         claims = -1 - np.arange(len(keys), dtype=np.int32)
@@ -170,6 +170,13 @@ class KeyIndex:
             repeated = np.flatnonzero(entries < 0)
             entries[repeated] = claims[-1 - entries[repeated]]
         return entries - np.int64(_FIRST), keys[first]
+
+    def _others(self, keys: Keys, at: Entries, found: Entries, among: Slots) -> Slots:
+        """Of the rounds of `_add_part`: who came to the bucket of another key, by position in `at`."""
+        found = found[among]
+        known = np.where(found < 0, keys[-1 - np.minimum(found, -1)], self._key_array[np.maximum(found, 0)])
+        other: Slots = among[(known != keys[at[among]]) | (found == _REMOVED)]
+        return other
 
     def _undo(self, added: Keys, before: tuple[int, int]) -> None:
         """Forget the keys of an `add` that failed. Their slots were not handed out: the free ones are still written
@@ -212,9 +219,9 @@ class KeyIndex:
         """Place these, whose keys are known and differ, in the empty buckets."""
         places, step = self._homes(self._key_array[entries]), 0
         while len(entries):
-            free = self._table[places] == _EMPTY
+            free = np.flatnonzero(self._buckets(places) == _EMPTY)
             self._table[places[free]] = entries[free]
-            on = np.flatnonzero(self._table[places] != entries)
+            on = np.flatnonzero(self._buckets(places) != entries)
             step += 1
             entries, places = entries[on], (places[on] + step) & self._mask
 
@@ -228,9 +235,13 @@ class KeyIndex:
         return places
 
     def _look(self, places: Slots) -> tuple[Entries, Keys]:
-        """What these buckets hold, and the key at that slot. (Here torch is faster than numpy.)"""
-        entries = torch.index_select(self._table_tensor, 0, torch.from_numpy(places))
-        return entries.numpy(), torch.index_select(self._key_tensor, 0, entries).numpy()
+        """What these buckets hold, and the key at that slot. (At single numbers torch is faster than numpy.)"""
+        entries = self._buckets(places)
+        return entries, torch.index_select(self._key_tensor, 0, torch.from_numpy(entries)).numpy()
+
+    def _buckets(self, places: Slots) -> Entries:
+        entries: Entries = torch.index_select(self._table_tensor, 0, torch.from_numpy(places)).numpy()
+        return entries
 
     def _homes(self, keys: Keys) -> Slots:
         """The first bucket of each key. The upper half is folded into the lower, so that the product, of which the

@@ -21,8 +21,8 @@ import torch
 
 from paceline.server.spec import TableSpec
 
-# Rows made together, so that what is between two steps stays in the cache of a core.
-_CHUNK = 2048
+# Rows made together: enough that calls cost little, so few that what is between two steps stays in the cache.
+_CHUNK = 8192
 _NUM_QUANTILES = 2048
 _QUANTILE_UNIT = 2**16
 _LAST_QUANTILE = 4.0

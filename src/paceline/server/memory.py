@@ -13,6 +13,7 @@ keeps its place for good.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -23,21 +24,25 @@ import torch
 
 Slots = npt.NDArray[np.int64]
 
-# A slab is this many slots once a column is that large; before that it doubles.
+# A slab is an eighth of what is there, so that little is unused, within these bounds.
 SLAB = 65_536
-_FIRST_SLAB = 1024
+_MIN_SLAB = 1024
 # Left to the rest of the machine: a server that takes the last page is killed, not refused.
-_SPARE_BYTES = 64 * 2**20
+SPARE_BYTES = 64 * 2**20
 # The module `mmap` learned these names late.
 _MAP_NORESERVE = 0x4000
 _MADV_POPULATE_WRITE = 23
 
 
 class Column:
-    """`width` numbers of one dtype for each slot; `tensor` is [max_slots, width], of which `num_slots` can be used."""
+    """`width` numbers of one dtype for each slot; `tensor` is [max_slots, width], of which `num_slots` can be used.
 
-    def __init__(self, *, width: int, dtype: torch.dtype, max_slots: int, what: str) -> None:
+    `urgent` ones may take what is left to the rest of the machine: they are small, and what frees memory needs them.
+    """
+
+    def __init__(self, *, width: int, dtype: torch.dtype, max_slots: int, what: str, urgent: bool = False) -> None:
         self._what = what
+        self._spare_bytes = 0 if urgent else SPARE_BYTES
         self._cell_bytes = width * dtype.itemsize
         self._mapping = reserve(max_slots * self._cell_bytes, what)
         self.num_slots = 0
@@ -52,10 +57,10 @@ class Column:
     def grow(self, num_slots: int) -> None:
         """Have at least so many slots."""
         while self.num_slots < num_slots:
-            slab = min(max(self.num_slots, _FIRST_SLAB), SLAB, len(self._cells) - self.num_slots)
+            slab = min(max(self.num_slots // 8, _MIN_SLAB), SLAB, len(self._cells) - self.num_slots)
             if slab == 0:
                 raise _out_of_memory((num_slots - self.num_slots) * self._cell_bytes, self._what, "it is full")
-            check_available(slab * self._cell_bytes, self._what)
+            check_available(slab * self._cell_bytes, self._what, self._spare_bytes)
             if self.num_slots >= SLAB:
                 # Small tables stay small; in a large one an address is found sooner with large pages.
                 advise_large_pages(self._mapping)
@@ -80,9 +85,12 @@ class Column:
 
     def _populate(self, start: int, num_bytes: int) -> None:
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
-        # A hint that older kernels do not know: there, pages come one at a time when they are first written.
-        with contextlib.suppress(OSError):
+        try:
             self._mapping.madvise(_MADV_POPULATE_WRITE, first, start + num_bytes - first)
+        except OSError as error:
+            # Older kernels do not know it: there, pages come one at a time when they are first written.
+            if error.errno != errno.EINVAL:
+                raise _out_of_memory(num_bytes, self._what, f"the system refuses ({error.strerror})") from error
 
 
 def reserve(num_bytes: int, what: str) -> mmap.mmap:
@@ -100,8 +108,8 @@ def advise_large_pages(mapping: mmap.mmap) -> None:
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
 
-def check_available(num_bytes: int, what: str) -> None:
-    available = max(0, available_bytes() - _SPARE_BYTES)
+def check_available(num_bytes: int, what: str, spare_bytes: int = SPARE_BYTES) -> None:
+    available = max(0, available_bytes() - spare_bytes)
     if num_bytes > available:
         raise _out_of_memory(num_bytes, what, f"this machine has {available / 2**20:,.0f} MiB available")
 

@@ -4,12 +4,12 @@ Which ids are a server's own is not the table's business: the value a row begins
 the table and the id alone, so any server could have made it.
 
 Promises:
-- A call that raises has changed nothing: neither a row, nor a sighting, nor the version. (Where ids wait for a row, a
-  `MemoryError` may have changed how often they were seen.)
+- A call that raises has changed nothing: neither a row, nor a sighting, nor the version. (Not so with a `MemoryError`:
+  ids that wait for a row may have been counted, and of the rows to evict some may be gone. No row is ever half made.)
 - `version` grows with each push, and each row remembers the version of its last change. It is an int64 and does not
   wrap around: a million pushes a second would take 292,000 years.
 - A row costs its numbers and its state (`row_bytes`), 8 bytes for its version, 8 for its id, and 8 to 22 in the index.
-  Memory grows by slabs of 65,536 rows and is not given back: evicted rows make room for others.
+  Memory grows by slabs of at most 65,536 rows and is not given back: evicted rows make room for others.
 
 Ids of one call must differ; the caller has joined equal ones. That is not checked: of equal ids in one push only one
 would count. One thread at a time may use a table.
@@ -32,7 +32,8 @@ from paceline.server.memory import SLAB, Column, Slots, total_bytes
 from paceline.server.row_optimizers import Hyper
 from paceline.server.spec import TableSpec
 
-# Rows updated together take about this much, so that they stay in the cache of a core until they are written back.
+# Rows updated together take about this much: enough that calls cost little, so few that they stay in the cache until
+# they are written back.
 _UPDATE_BYTES = 2**22
 
 
@@ -145,12 +146,12 @@ class RowTable:
             versions = self._version_array[start : min(start + SLAB, self._index.num_slots)]
             old = np.flatnonzero((versions >= 0) & (versions < older_than_version))
             if len(old):
+                if num_rows == 0:
+                    self._version += 1
+                    self._evicted_version = self._version
                 self._index.remove(self._index.keys_of(torch.from_numpy(old + start)))
                 versions[old] = -1
                 num_rows += len(old)
-        if num_rows:
-            self._version += 1
-            self._evicted_version = self._version
         return num_rows
 
     def export(self, chunk_rows: int = SLAB) -> Iterator[Chunk]:
@@ -257,6 +258,10 @@ class RowTable:
             raise ValueError(
                 f"table {spec.name!r} holds {_listed(mine)}; the chunk of {num_rows} rows holds {_listed(theirs)}, "
                 f"and versions {_described(chunk.versions)}; load it into a table of the spec it was exported from"
+            )
+        if num_rows and int(chunk.versions.min()) < 0:
+            raise ValueError(
+                f"table {spec.name!r}: a chunk has a row of version {int(chunk.versions.min())}; use 0 or more"
             )
 
     def _parts(self) -> dict[str, Column]:
