@@ -6,7 +6,7 @@ Promises:
 - A new key gets the slot that was freed last, or the next one that never was used. Within a call slots are handed out
   in the order of first appearance, so the same calls give the same slots on any machine.
 - `add` adds all of its keys, or raises a `MemoryError` and adds none.
-- It takes 8 bytes a key for the key itself, and 4 bytes for each of 2 to 4 buckets a key (up to 5.4 where keys were
+- It takes 8 bytes a key for the key itself, and 4 bytes for each of 2 to 4 buckets a key (up to 4.6 where keys were
   removed too; a removed key keeps its bucket until the next rebuild).
 
 How it works: open addressing over a power of two of buckets, each an int32. The hash of a key names its first bucket;
@@ -195,10 +195,10 @@ class KeyIndex:
         return np.concatenate([old, new])
 
     def _rebuild(self) -> None:
-        """New buckets for the keys that are left. Not more than 3/8 of them will be used, so that the next rebuild is
-        far, whether keys are only added or removed as often; where keys are only added, it is 1/4."""
+        """New buckets for the keys that are left. Not more than 7/16 of them will be used, so that the next rebuild is
+        far, even if keys are removed as often as added; where keys are only added, it is 1/4."""
         num_buckets = _MIN_BUCKETS
-        while 8 * len(self) > 3 * num_buckets:
+        while 16 * len(self) > 7 * num_buckets:
             num_buckets *= 2
         old, old_removed = self._table, self._num_removed
         self._set_table(_table_of(num_buckets))

@@ -8,7 +8,7 @@ Promises:
   ids that wait for a row may have been counted, and of the rows to evict some may be gone. No row is ever half made.)
 - `version` grows with each push, and each row remembers the version of its last change. It is an int64 and does not
   wrap around: a million pushes a second would take 292,000 years.
-- A row costs its numbers and its state (`row_bytes`), 8 bytes for its version, 8 for its id, and 8 to 22 in the index.
+- A row costs its numbers and its state (`row_bytes`), 8 bytes for its version, 8 for its id, and 8 to 19 in the index.
   Memory grows by slabs of at most 65,536 rows and is not given back: evicted rows make room for others.
 
 Ids of one call must differ; the caller has joined equal ones. That is not checked: of equal ids in one push only one
