@@ -34,7 +34,7 @@ from paceline.control import ticket as tickets
 from paceline.control.coordinator_events import Settings
 from paceline.control.ticket import Ticket
 from paceline.data.loader import LoaderOptions
-from paceline.strategy import AllReduce, Notice
+from paceline.strategy import Synchronous, Notice
 from paceline.testing.coordinating import coordinator
 from paceline.testing.crew import Crew
 from paceline.train.session import Session
@@ -112,7 +112,7 @@ def without_communication(group: Group, model: nn.Module, x: torch.Tensor, y: to
 
 
 def bare(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
-    strategy = AllReduce(model, _optimizer(model), seed=0)
+    strategy = Synchronous(model, _optimizer(model), seed=0)
     strategy.bind(group, group.rank, group.size)
     samples, number = len(x), 0
 

@@ -19,6 +19,7 @@ FLOORS = [
     {"placement"},
     {"control"},
     {"collective", "server", "data", "checkpoint", "watch", "balance"},
+    {"nn"},
     {"strategy", "engine"},
     {"train"},
     {"testing"},

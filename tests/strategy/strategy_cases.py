@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from paceline.collective import Group
-from paceline.strategy import Agreement, AllReduce, Notice
+from paceline.strategy import Agreement, Notice, Synchronous
 
 TOTAL = 12
 SEED = 5
@@ -175,7 +175,7 @@ def share_of(step: int, shares: Sequence[int], rank: int) -> tuple[Any, int]:
     return ((x[part], y[part]) if shares[rank] else None), shares[rank]
 
 
-def one_step(strategy: AllReduce, case: Case, step: int, shares: Sequence[int], rank: int, name: str = "") -> Agreement:
+def one_step(strategy: Synchronous, case: Case, step: int, shares: Sequence[int], rank: int, name: str = "") -> Agreement:
     batch, samples = share_of(step, shares, rank)
     if name == "branches" and batch is not None and sum(shares[:rank]) == 0:
         batch = (mark_first(batch[0]), batch[1])
@@ -188,7 +188,7 @@ def one_step(strategy: AllReduce, case: Case, step: int, shares: Sequence[int], 
 def train(group: Group | None, name: str, shares: Sequence[int], num_steps: int, **options: Any) -> dict[str, Any]:
     """In a process of a crew, or alone."""
     case = build(name)
-    strategy = AllReduce(case.modules, case.optimizers, seed=0, **options)
+    strategy = Synchronous(case.modules, case.optimizers, seed=0, **options)
     rank = group.rank if group is not None else 0
     strategy.bind(group, rank, len(shares))
     agreements = [one_step(strategy, case, step, shares, rank, name) for step in range(num_steps)]

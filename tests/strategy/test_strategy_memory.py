@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.errors import OutOfSharedMemory
-from paceline.strategy import AllReduce, Notice, memory
+from paceline.strategy import Notice, Synchronous, memory
 from paceline.strategy.calling import piece_sizes
 
 
@@ -31,8 +31,8 @@ def cuda_error() -> None:
 ERRORS = [cpu_error, python_error, cuda_error]
 
 
-def make(model: nn.Module, **options: Any) -> AllReduce:
-    return AllReduce(model, torch.optim.SGD(model.parameters(), lr=0.1), seed=0, **options)
+def make(model: nn.Module, **options: Any) -> Synchronous:
+    return Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), seed=0, **options)
 
 
 def counting(model: nn.Module, fits: int, fail: Callable[[], None]) -> tuple[Callable[..., torch.Tensor], list[int]]:

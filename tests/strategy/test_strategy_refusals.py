@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from paceline.strategy import AllReduce, StrategyError
+from paceline.strategy import StrategyError, Synchronous
 
 
 def linear() -> nn.Linear:
@@ -37,17 +37,17 @@ def lazy() -> nn.Module:
 def test_models_that_are_refused(model: Any, message: str) -> None:
     made = model()
     with pytest.raises(ValueError, match=message):
-        AllReduce(made, sgd(made), seed=0)
+        Synchronous(made, sgd(made), seed=0)
 
 
 def test_optimizers_that_are_refused() -> None:
     model = linear()
     with pytest.raises(ValueError, match="LBFGS"):
-        AllReduce(model, torch.optim.LBFGS(model.parameters()), seed=0)
+        Synchronous(model, torch.optim.LBFGS(model.parameters()), seed=0)
     with pytest.raises(ValueError, match="SparseAdam"):
-        AllReduce(model, torch.optim.SparseAdam(model.parameters()), seed=0)
+        Synchronous(model, torch.optim.SparseAdam(model.parameters()), seed=0)
     with pytest.raises(ValueError, match="no optimizer"):
-        AllReduce(model, [], seed=0)
+        Synchronous(model, [], seed=0)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_optimizers_that_are_refused() -> None:
 def test_settings_that_are_refused(setting: dict[str, Any]) -> None:
     model = linear()
     with pytest.raises(ValueError, match=next(iter(setting))):
-        AllReduce(model, sgd(model), seed=0, **setting)
+        Synchronous(model, sgd(model), seed=0, **setting)
 
 
 def test_a_device_that_is_not_supported_is_named() -> None:
@@ -66,13 +66,13 @@ def test_a_device_that_is_not_supported_is_named() -> None:
     model = linear()
     model.weight = Elsewhere(torch.zeros(3, 6))
     with pytest.raises(ValueError, match=r"parameters on cuda are not supported yet: Paceline reduces CPU tensors"):
-        AllReduce(model, sgd(model), seed=0)
+        Synchronous(model, sgd(model), seed=0)
 
 
 def test_a_sparse_gradient_that_nobody_announced() -> None:
     table = nn.Parameter(torch.randn(5, 3))
     model = nn.ParameterList([table])
-    strategy = AllReduce(model, sgd(model), seed=0)
+    strategy = Synchronous(model, sgd(model), seed=0)
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return cross_entropy(nn.functional.embedding(y, table, sparse=True), y)
@@ -84,7 +84,7 @@ def test_a_sparse_gradient_that_nobody_announced() -> None:
 def test_a_step_of_the_script_is_refused() -> None:
     model = linear()
     optimizer = sgd(model)
-    strategy = AllReduce(model, optimizer, seed=0)
+    strategy = Synchronous(model, optimizer, seed=0)
     before = strategy.state_digest()
     with pytest.raises(StrategyError, match=r"SGD.step\(\) was called by the script"):
         optimizer.step()

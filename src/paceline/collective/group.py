@@ -53,7 +53,7 @@ DEFAULT_TIMEOUT_S = 300.0
 FORMING_S = 60.0
 _MAX_CACHED = 1024
 
-AllReduce = Callable[[Operation, torch.Tensor, Reduction], None]
+Synchronous = Callable[[Operation, torch.Tensor, Reduction], None]
 
 
 class Group:
@@ -75,7 +75,7 @@ class Group:
         self._messages = Messages(parts.health, parts.mailbox)
         on_one_host = len(self.hosts) == 1
         self._path: Path = SharedPath(parts.local) if on_one_host else LinkPath(parts.links)
-        self._algorithms: dict[str, AllReduce] = {
+        self._algorithms: dict[str, Synchronous] = {
             "ring": functools.partial(ring.all_reduce, parts.links),
             "tree": functools.partial(tree.all_reduce, parts.links),
             "hierarchical": Hierarchical(parts.links, parts.local, parts.arena, self.hosts).all_reduce,
@@ -86,7 +86,7 @@ class Group:
         self.on_death: Callable[[str], None] | None = None
         parts.local.watch_lifelines(self._lose)
         self._num_followers: Counter[str] = Counter()
-        self._reducers: dict[tuple[Any, ...], tuple[Reduction, AllReduce]] = {}
+        self._reducers: dict[tuple[Any, ...], tuple[Reduction, Synchronous]] = {}
 
     @classmethod
     def form(
@@ -442,7 +442,7 @@ class Group:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _choose_reducer(self, key: tuple[Any, ...], tensor: torch.Tensor) -> tuple[Reduction, AllReduce]:
+    def _choose_reducer(self, key: tuple[Any, ...], tensor: torch.Tensor) -> tuple[Reduction, Synchronous]:
         """How to reduce tensors like this one; looked up once for each type, shape, reduction and algorithm."""
         _, op, dtype, _, _, algorithm, _ = key
         reduction = find(op, dtype)

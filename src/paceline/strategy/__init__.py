@@ -1,6 +1,5 @@
 """How gradients become one update of the model. The contract is in `base`; `allreduce` is the one way so far."""
 
-from paceline.strategy.allreduce import AllReduce
 from paceline.strategy.base import (
     Agreement,
     Contribution,
@@ -11,10 +10,10 @@ from paceline.strategy.base import (
     Strategy,
     StrategyError,
 )
+from paceline.strategy.synchronous import Synchronous
 
 __all__ = [
     "Agreement",
-    "AllReduce",
     "Contribution",
     "Disagreement",
     "Diverged",
@@ -22,4 +21,5 @@ __all__ = [
     "Notice",
     "Strategy",
     "StrategyError",
+    "Synchronous",
 ]

@@ -38,6 +38,11 @@ class Examined:
             if self.finite and self._wants_norm:
                 self.squares = float("inf")  # finite elements, but too large for a norm: clips to zero, as torch does
 
+    def look_finite(self, flat: torch.Tensor) -> None:
+        """The same, of what counts in the norm elsewhere."""
+        if self.finite and not math.isfinite(float(flat.sum(dtype=_accumulator(flat.dtype)))):
+            self.finite = is_finite(flat)
+
 
 def is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(tensor).all())

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from paceline.nn.embedding import Table, tables_in
+
 Modules = torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -46,4 +48,18 @@ def collect(
         for group_number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
                 add(f"optimizer {number}, group {group_number}, parameter {position}", parameter)
+    return found
+
+
+def named_tables(modules: Mapping[str, torch.nn.Module]) -> dict[str, Table]:
+    """The tables of the modules, by name. Two of one name would be one table with two sets of settings."""
+    found: dict[str, Table] = {}
+    for prefix, module in modules.items():
+        for name, table in tables_in(module):
+            whole = name if table.table_name else prefix + name
+            if whole in found and found[whole] is not table:
+                raise ValueError(
+                    f"two tables are called {whole!r}; give each a name of its own, or use one module twice"
+                )
+            found[whole] = table
     return found

@@ -40,7 +40,7 @@ from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
 from paceline.engine.base import START_AGAIN
-from paceline.strategy import Agreement, AllReduce, Contribution, Disagreement, Flag, Notice
+from paceline.strategy import Agreement, Contribution, Disagreement, Flag, Notice, Synchronous
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
 from paceline.train import joining
 from paceline.train.batches import Batch, Batches, ValidationData
@@ -79,7 +79,7 @@ class Session:
     ) -> None:
         optimizers, others = _told_apart(stateful)
         self._model = model
-        self._strategy = AllReduce(
+        self._strategy = Synchronous(
             model,
             optimizers,
             seed=seed,

@@ -1,8 +1,10 @@
-"""The all-reduce strategy: every worker holds the whole model, and gradients are added up over all of them.
+"""Synchronous training: the gradients of all workers become one update, which all make, or find made.
 
-    compute    loss_fn on this worker's share; each gradient, scaled by weight / total, goes into the buckets
-    reduce     bucket after bucket, in one order on all ranks; then the header, from which all conclude the same
-    apply      the optimizers step, on gradients with the same bits everywhere
+    compute    loss_fn on this worker's share; each gradient, scaled by weight / total, goes into the store
+    reduce     what this worker has is added up or handed in; then the header, from which all conclude the same
+    apply      the update, as all decided it
+
+How gradients become an update is the aggregation's affair: added up by the workers, or by servers.
 
 The global loss is sum(loss_i * w_i) / sum(w_i), and the gradient likewise. Where weights are sample counts, their sum
 is known before backward and the gradients come out right at once; where `loss_fn` returns weights, the sum is known
@@ -16,22 +18,23 @@ random numbers on the same rank, and the script's own generator does not notice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 
 from paceline.collective import Group
 from paceline.strategy import calling, digests, judging, memory, refusals
+from paceline.strategy.aggregation import Aggregation, Reduced, Standing
 from paceline.strategy.base import Agreement, Check, Contribution, Flag, LossFn, Notice, StrategyError
-from paceline.strategy.buckets import Buckets, Loose
 from paceline.strategy.buffers import Buffers, Staged
-from paceline.strategy.collector import Collector, Store
+from paceline.strategy.collector import Collector
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
 from paceline.strategy.memory import MemoryLimit
-from paceline.strategy.numerics import Examined, clip_factor
-from paceline.strategy.overlap import Overlapped
-from paceline.strategy.parameters import Modules, Optimizers, collect, listed, named_modules
+from paceline.strategy.numerics import Examined, clip_factor, is_finite
+from paceline.strategy.parameters import Modules, Optimizers, collect, listed, named_modules, named_tables
+from paceline.strategy.replicated import ReplicatedTables
+from paceline.strategy.sparse import RowGradients, Sparse
 
 _ALL_USED = 1
 
@@ -40,11 +43,12 @@ def _nothing() -> None:
     pass
 
 
-class AllReduce:
+class Synchronous:
     """`clip_norm` limits the norm of the whole gradient; `micro_batch` the samples of one call of `loss_fn`. A step
     with a gradient that is not finite does not count; whether the run then goes on ("skip") or ends ("stop") is for
     the session to carry out. Every `verify_every` steps the workers compare samples of their parameters (0: never).
-    `check` is called often during `compute`, and may raise to end it."""
+    `check` is called often during `compute`, and may raise to end it. `aggregate` makes the aggregation from the
+    tables of the model; all-reduce by default."""
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class AllReduce:
         nonfinite: Literal["stop", "skip"] = "stop",
         verify_every: int = 100,
         check: Check = _nothing,
+        aggregate: Callable[[Sparse], Aggregation] | None = None,
     ) -> None:
         self._optimizers = listed(optimizers)
         self._modules = named_modules(modules)
@@ -74,17 +79,30 @@ class AllReduce:
         self._hyper = digests.HyperParameters(self._optimizers, settings)
         self._buffers = Buffers(self._modules)
         self._collector: Collector | None = None
-        self.bind(None, 0, 1)
-        self._guard = refusals.StepGuard(self._optimizers)
+        self.sparse = Sparse(named_tables(self._modules), self._optimizers, seed)
+        self._row_gradients: RowGradients = {}
+        # To optimizers a table is a parameter without elements, which has no gradient.
+        self._stand_ins = {id(table.weight) for table in self.sparse.modules.values()}
+        if aggregate is None:
+            self._aggregation: Aggregation = Reduced(self._optimizers, ReplicatedTables(self.sparse))
+            self.bind(None, 0, 1)
+        else:
+            self._aggregation = aggregate(self.sparse)
+            self._buffers.refresh()
 
     # -- who takes part ----------------------------------------------------------------------------------------------
 
-    def bind(self, group: Group | None, rank: int, size: int) -> None:
-        """Work with this group from now on, in buckets of its memory; None when alone."""
+    @property
+    def aggregation(self) -> Aggregation:
+        return self._aggregation
+
+    def bind(self, group: Group | None, rank: int, size: int, standing: Standing = Standing()) -> None:
+        """Work with this group from now on, in memory that it shares; None when alone."""
         if (rank, size) != ((group.rank, group.size) if group is not None else (0, 1)):
             raise ValueError(f"rank {rank} of {size} is not this member's place in {group}")
         self._group = group if size > 1 else None
         self._rank = rank
+        self._standing = standing
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -97,8 +115,12 @@ class AllReduce:
         self._parameters = collect(self._modules, self._optimizers)
         refusals.check_parameters(self._parameters)
         self._laid_out_for = self._what_is_trained()
-        trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self._store = _store_for(self._group, trained)
+        trained = {
+            name: parameter
+            for name, parameter in self._parameters.items()
+            if parameter.requires_grad and id(parameter) not in self._stand_ins
+        }
+        self._store = self._aggregation.lay_out(self._group, trained, self._standing)
         self._collector = Collector(trained, self._store, self._check)
 
     def _what_is_trained(self) -> tuple[int, list[bool]]:
@@ -142,10 +164,11 @@ class AllReduce:
             named, reason = self._find_nonfinite(contribution, rows)
             self._agreed = Agreement(False, loss, total_weight, rows, nonfinite=named, reason=reason)
         else:
-            norm = self._scale(contribution, rows, total_weight)
-            self._collected.publish(self._used_by_anyone(contribution, rows))
+            factor, norm = self._find_factor(contribution, rows, total_weight)
+            used = self._used_by_anyone(contribution, rows)
+            settling = self._aggregation.decide(contribution.step, factor, self._collected, used)
             buffers = self._reduce_buffers(contribution, rows)
-            self._agreed = Agreement(True, loss, total_weight, rows, norm=norm, buffers=buffers)
+            self._agreed = Agreement(True, loss, total_weight, rows, norm=norm, buffers=buffers, settling=settling)
         self._newest = None
         return self._agreed
 
@@ -155,9 +178,7 @@ class AllReduce:
         self._agreed = None
         if not agreement.counts:
             return
-        with self._guard:
-            for optimizer in self._optimizers:
-                optimizer.step()
+        self._aggregation.apply()
         assert agreement.buffers is not None
         self._buffers.commit(agreement.buffers)
 
@@ -179,6 +200,7 @@ class AllReduce:
         collector = self._collected
         sizes = calling.piece_sizes(samples, self._piece, self._fewest)
         collector.begin(len(sizes), is_rehearsal=is_rehearsal)
+        self.sparse.begin()
         weight = weighted_loss = 0.0
         kinds: set[bool] = set()
         staged = self._buffers.expected()
@@ -187,6 +209,7 @@ class AllReduce:
                 collector.forgetting(),
                 calling.seeded(self._seed, step, self._rank),
                 self._buffers.rehearsal() as stage,
+                self.sparse.recording(),
                 torch.enable_grad(),
             ):
                 for piece_batch, piece_samples in calling.pieces(batch, sizes):
@@ -199,6 +222,7 @@ class AllReduce:
                         weight += piece.weight
                         weighted_loss += self._backward(piece, total)
                 staged = stage()
+        self._row_gradients = self.sparse.finish()
         return Contribution(
             step, samples, total, weight, weighted_loss, True in kinds, collector.finish(), staged, loss_fn, batch
         )
@@ -207,6 +231,7 @@ class AllReduce:
         scale = piece.weight / total
         with self._collected.collecting():
             torch.autograd.backward(piece.loss, None if scale == 1.0 else torch.full_like(piece.loss, scale))
+        self.sparse.collect()
         return float(piece.loss.detach()) * piece.weight
 
     # -- inside reduce -----------------------------------------------------------------------------------------------
@@ -215,6 +240,7 @@ class AllReduce:
         """Buckets, then the header."""
         examined = Examined(wants_norm=self._clip_norm is not None)
         reduce(examined)
+        self._aggregation.hand_in(contribution.step, self._row_gradients, examined)
         return exchange(self._group, self._row(contribution, notice, examined))
 
     def _row(self, contribution: Contribution, notice: Notice, examined: Examined) -> Row:
@@ -245,16 +271,14 @@ class AllReduce:
             reduced_s=notice.reduced_s,
         )
 
-    def _scale(self, contribution: Contribution, rows: Rows, total_weight: float) -> float | None:
+    def _find_factor(self, contribution: Contribution, rows: Rows, total_weight: float) -> tuple[float, float | None]:
         """What is left to multiply with: the weights' true sum, and clipping. The norm before that, if it is known."""
         factor = contribution.total / total_weight if rows.any(Flag.WEIGHTED) else 1.0
         norm = None
         if self._clip_norm is not None:
-            norm = factor * math.sqrt(rows.total("squares"))
+            norm = factor * math.sqrt(self._aggregation.squares(rows))
             factor *= clip_factor(norm, self._clip_norm)
-        if factor != 1.0:
-            self._store.scale(factor)
-        return norm
+        return factor, norm
 
     def _used_by_anyone(self, contribution: Contribution, rows: Rows) -> Sequence[bool]:
         """Which parameters got a gradient on any worker; a second round only if workers differ."""
@@ -278,10 +302,13 @@ class AllReduce:
         """Every worker computes its share once more, now by itself, and says what it finds."""
         c = contribution
         self._attempt(c.loss_fn, c.batch, c.samples, c.total, c.step, is_rehearsal=True)
-        mine = (self._collected.first_nonfinite() or "").encode()
+        mine = (self._collected.first_nonfinite() or self._first_nonfinite_table() or "").encode()
         found = [mine] if self._group is None else exchange_text(self._group, mine)
         named = tuple((rank, text.decode()) for rank, text in enumerate(found) if text)
         return named, judging.describe_nonfinite(contribution.step, named, rows)
+
+    def _first_nonfinite_table(self) -> str | None:
+        return next((name for name, (_, rows) in self._row_gradients.items() if not is_finite(rows)), None)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -293,7 +320,8 @@ class AllReduce:
 
     def close(self) -> None:
         self._close_collector()
-        self._guard.close()
+        self._aggregation.close()
+        self.sparse.close()
 
     def _close_collector(self) -> None:
         if self._collector is not None:
@@ -305,14 +333,6 @@ class AllReduce:
         if self._collector is None:
             raise StrategyError("this strategy is bound to nothing: it was closed, or its last bind failed")
         return self._collector
-
-
-def _store_for(group: Group | None, parameters: Mapping[str, torch.Tensor]) -> Store:
-    if group is None:
-        return Loose()
-    buckets = Buckets(group, parameters)
-    # On one host the calling thread reduces faster than another one could beside backward.
-    return buckets if len(group.hosts) == 1 else Overlapped(buckets)
 
 
 def _summary(used: Sequence[bool]) -> int:

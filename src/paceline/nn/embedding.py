@@ -1,0 +1,124 @@
+"""Embeddings without a fixed vocabulary: any int64 is an id, and a row appears when its id is first seen.
+
+    users = paceline.nn.Embedding(16)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+
+To an optimizer, a table is one parameter without elements: the group that it is in says by which rule, with which
+learning rate and so on, its rows are updated. Rows of which a batch has no id are not touched by an update: they do
+not decay, and momentum does not move them (as in `torch.optim.SparseAdam`).
+
+Where the rows are is the strategy's affair: on every worker ("allreduce", or alone), or on servers ("hybrid",
+"server"). Without a session a module has rows of its own, with the same initial values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Init = Literal["normal", "uniform", "zeros"]
+
+
+class Source(Protocol):
+    """Where a module gets its rows; the strategy's."""
+
+    def rows(self, table: Table, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of these ids, which differ; with a gradient to be had if gradients are being recorded."""
+
+
+class Table(nn.Module):
+    """What Embedding and EmbeddingBag have in common. `name` is that of the table: by default where the module is in
+    the model. Equal names are one table. `rowwise` keeps one second moment a row (Adagrad, Adam) instead of one an
+    element. `admit_after` leaves ids without a row of their own until they have been seen so often, `evict_after`
+    forgets rows that had no gradient for so many steps; both make a training depend on its past in ways that equality
+    with one process does not cover."""
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        name: str = "",
+        init: Init = "normal",
+        scale: float | None = None,
+        rowwise: bool = False,
+        admit_after: int = 0,
+        evict_after: int = 0,
+        cache: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if type(dim) is not int or dim < 1:
+            raise ValueError(f"dim={dim!r}: a row has 1 number or more")
+        if evict_after < 0 or cache < 0:
+            raise ValueError(f"evict_after={evict_after} and cache={cache} must be 0 (never) or more steps")
+        self.dim = dim
+        self.table_name = name
+        self.init: Init = init
+        self.scale = (1.0 if init == "normal" else dim**-0.5) if scale is None else scale
+        self.rowwise = rowwise
+        self.admit_after = admit_after
+        self.evict_after = evict_after
+        self.cache = cache
+        self.weight = nn.Parameter(torch.empty((0, dim), dtype=dtype))
+        self._source: list[Source] = []  # in a list: a source is no part of the model
+
+    def attach(self, source: Source | None) -> None:
+        """Get rows from there from now on."""
+        self._source = [source] if source is not None else []
+
+    def rows_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that these ids have, each once, and for each id the number of its row there."""
+        if ids.dtype != torch.int64:
+            if ids.is_floating_point() or ids.is_complex() or ids.dtype in (torch.bool, torch.uint64):
+                raise TypeError(f"{self._described()}: ids are {ids.dtype}; give int64")
+            ids = ids.to(torch.int64)
+        unique, inverse = torch.unique(ids.reshape(-1), return_inverse=True)
+        if not self._source:
+            from paceline.nn.alone import OwnRows
+
+            self.attach(OwnRows())
+        return self._source[0].rows(self, unique), inverse.view(ids.shape)
+
+    def _described(self) -> str:
+        return f"{type(self).__name__} {self.table_name!r}" if self.table_name else type(self).__name__
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, rows of any id"
+
+
+class Embedding(Table):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows, where = self.rows_of(ids)
+        return F.embedding(where, rows)
+
+
+class EmbeddingBag(Table):
+    """`mode` says how the rows of a bag become one: "sum", "mean" or "max"."""
+
+    def __init__(self, dim: int, *, mode: Literal["sum", "mean", "max"] = "mean", **options: Any) -> None:
+        super().__init__(dim, **options)
+        if mode not in ("sum", "mean", "max"):
+            raise ValueError(f"mode={mode!r}: use 'sum', 'mean' or 'max'")
+        self.mode = mode
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        rows, where = self.rows_of(ids)
+        return F.embedding_bag(where, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights)
+
+
+def tables_in(model: nn.Module) -> Iterator[tuple[str, Table]]:
+    """All tables of a model by name, in the order in which they were registered."""
+    for path, module in model.named_modules():
+        if isinstance(module, Table):
+            yield module.table_name or path or "table", module

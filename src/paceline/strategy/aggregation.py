@@ -1,0 +1,109 @@
+"""What becomes of the gradients of a step: the part in which synchronous strategies differ.
+
+`Synchronous` calls, on one thread: `lay_out` when a group is bound; for each step `hand_in` (before the header: all
+workers do it), then, if the step counts, `squares` if the norm is wanted, `decide`, and `apply`, the only call that
+changes parameters. What `hand_in` and `squares` raise ends the attempt; `apply` meets no other worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from paceline.collective import Group
+from paceline.strategy.buckets import Buckets, Loose
+from paceline.strategy.collector import Collector, Store
+from paceline.strategy.header import Rows
+from paceline.strategy.numerics import Examined
+from paceline.strategy.overlap import Overlapped
+from paceline.strategy.refusals import StepGuard
+from paceline.strategy.replicated import ReplicatedTables
+from paceline.strategy.sparse import RowGradients
+
+
+class Standing(NamedTuple):
+    """Where a worker stands when a group is bound: the generation of the plan, the last step that was applied, and how
+    its update was decided (empty if that is of no concern)."""
+
+    generation: int = 0
+    step: int = 0
+    settling: str = ""
+
+
+class Aggregation(Protocol):
+    def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: Standing) -> Store:
+        """Work with this group from now on; where the gradients of these parameters go."""
+
+    def hand_in(self, step: int, rows: RowGradients, examined: Examined) -> None:
+        """Give what this worker has computed, beside what the store's `reduce` has given."""
+
+    def squares(self, rows: Rows) -> float:
+        """The square of the norm of the whole gradient, the same on all workers."""
+
+    def decide(self, step: int, factor: float, collector: Collector, used: Sequence[bool]) -> str:
+        """The step counts, and the gradients are multiplied by this; how it was decided, for who comes after."""
+
+    def apply(self) -> None:
+        """Make the update that was decided."""
+
+    def full_state(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the model: the optimizers' states as `state_dict` has them, and tables."""
+
+    def load_tables(self, tables: Mapping[str, Any]) -> None:
+        """Become what `full_state` gave for tables."""
+
+    def close(self) -> None: ...
+
+
+class Reduced:
+    """All-reduce: every worker holds everything, adds up over all, and makes the same update."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tables: ReplicatedTables) -> None:
+        self._optimizers = optimizers
+        self._tables = tables
+        self._guard = StepGuard(optimizers)
+        self._store: Store = Loose()
+
+    def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: Standing) -> Store:
+        self._tables.bind(group)
+        self._store = _store_for(group, trained)
+        return self._store
+
+    def hand_in(self, step: int, rows: RowGradients, examined: Examined) -> None:
+        self._tables.gather(rows, examined)
+
+    def squares(self, rows: Rows) -> float:
+        return rows.total("squares") + self._tables.squares()
+
+    def decide(self, step: int, factor: float, collector: Collector, used: Sequence[bool]) -> str:
+        if factor != 1.0:
+            self._store.scale(factor)
+        collector.publish(used)
+        self._tables.decide(step, factor)
+        return ""
+
+    def apply(self) -> None:
+        with self._guard:
+            for optimizer in self._optimizers:
+                optimizer.step()
+        self._tables.apply()
+
+    def full_state(self) -> dict[str, Any]:
+        states = [optimizer.state_dict()["state"] for optimizer in self._optimizers]
+        return {"optimizers": states, "tables": self._tables.state()}
+
+    def load_tables(self, tables: Mapping[str, Any]) -> None:
+        self._tables.load(tables)
+
+    def close(self) -> None:
+        self._guard.close()
+
+
+def _store_for(group: Group | None, parameters: Mapping[str, torch.Tensor]) -> Store:
+    if group is None:
+        return Loose()
+    buckets = Buckets(group, parameters)
+    # On one host the calling thread reduces faster than another one could beside backward.
+    return buckets if len(group.hosts) == 1 else Overlapped(buckets)

@@ -1,0 +1,154 @@
+"""The rows of tables in a step: given to the modules in the forward pass, their gradients taken after the backward one.
+
+A module asks for the rows of the ids it got, each once. They are leaves of the graph of that call; after backward each
+has the gradient of its rows. Ids that several calls had (micro-batches, a table used twice) are added up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from paceline.nn.embedding import Table
+from paceline.server.parcels import TableSettings
+from paceline.server.spec import TableSpec
+
+RowGradients = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by table: ids that differ, and their gradients
+
+_KINDS = {"SGD": "sgd", "Adagrad": "adagrad", "Adam": "adam", "AdamW": "adamw"}
+
+
+class RowSource(Protocol):
+    def pull(self, wanted: Mapping[str, torch.Tensor], *, make: bool) -> dict[str, torch.Tensor]:
+        """The rows of these ids, of several tables at once; new tensors."""
+
+
+class Sparse:
+    """The tables of a model, by name; empty for most models. `source` is where their rows are."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        optimizers: Sequence[torch.optim.Optimizer],
+        seed: int,
+    ) -> None:
+        self.modules = dict(tables)
+        self._groups = {name: _group_of(name, table, optimizers) for name, table in tables.items()}
+        self.specs = tuple(_spec_of(name, table, *self._groups[name], seed) for name, table in tables.items())
+        self._names = {id(table): name for name, table in tables.items()}
+        self.source: RowSource | None = None
+        self._tape: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._is_recording = False
+        for table in tables.values():
+            table.attach(self)
+
+    def settings(self) -> tuple[TableSettings, ...]:
+        """What the groups of the tables say now."""
+        return tuple(TableSettings(name, _plain(group)) for name, (_, group) in self._groups.items())
+
+    # -- the modules' side -------------------------------------------------------------------------------------------
+
+    def rows(self, table: Table, ids: torch.Tensor) -> torch.Tensor:
+        name = self._names[id(table)]
+        if self.source is None:
+            raise RuntimeError(f"table {name!r} is used before its session has begun, or after its end")
+        is_trained = self._is_recording and torch.is_grad_enabled() and table.weight.requires_grad
+        found = self.source.pull({name: ids}, make=is_trained)[name]
+        if is_trained:
+            found.requires_grad_()
+            self._tape.append((name, ids, found))
+        return found
+
+    # -- the strategy's side -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """An attempt at a step begins."""
+        self._tape.clear()
+        self._found.clear()
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Calls in here are those whose gradients count."""
+        self._is_recording = True
+        try:
+            yield
+        finally:
+            self._is_recording = False
+            self._tape.clear()
+
+    def collect(self) -> None:
+        """After a backward pass: take the gradients."""
+        for name, ids, rows in self._tape:
+            if rows.grad is not None:
+                self._found.setdefault(name, []).append((ids, rows.grad))
+                rows.grad = None
+        self._tape.clear()
+
+    def finish(self) -> RowGradients:
+        return {name: merged(pairs) for name, pairs in self._found.items()}
+
+    def close(self) -> None:
+        for table in self.modules.values():
+            table.attach(None)
+
+
+def merged(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each id once, with the sum of its gradients, in the order given."""
+    if len(pairs) == 1:
+        return pairs[0]
+    ids, inverse = torch.unique(torch.cat([ids for ids, _ in pairs]), return_inverse=True)
+    gradients = torch.cat([values for _, values in pairs])
+    total = torch.zeros((len(ids), gradients.shape[1]), dtype=gradients.dtype)
+    return ids, total.index_add_(0, inverse, gradients)
+
+
+_Group = tuple[torch.optim.Optimizer, dict[str, object]]
+
+
+def _group_of(name: str, table: Table, optimizers: Sequence[torch.optim.Optimizer]) -> _Group:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if any(parameter is table.weight for parameter in group["params"]):
+                if type(optimizer).__name__ not in _KINDS:
+                    raise ValueError(
+                        f"table {name!r} is in {type(optimizer).__name__}, which has no rule for rows; "
+                        f"use one of {', '.join(_KINDS)}"
+                    )
+                return optimizer, group
+    raise ValueError(f"table {name!r} is in no optimizer; give its weight to one: it stands for the rows")
+
+
+def _spec_of(
+    name: str, table: Table, optimizer: torch.optim.Optimizer, group: dict[str, object], seed: int
+) -> TableSpec:
+    kind = _KINDS[type(optimizer).__name__]
+    return TableSpec(
+        name=name,
+        dim=table.dim,
+        dtype=str(table.weight.dtype).removeprefix("torch."),  # type: ignore[arg-type]
+        seed=seed,
+        init=table.init,
+        scale=table.scale,
+        optimizer=kind,  # type: ignore[arg-type]
+        rowwise=table.rowwise,
+        momentum=kind == "sgd" and bool(group.get("momentum")),
+        amsgrad=bool(group.get("amsgrad")),
+        admit_after=table.admit_after,
+    )
+
+
+def _plain(group: Mapping[str, object]) -> dict[str, float | int | bool | tuple[float, ...] | None]:
+    """The settings of a group that a message can carry."""
+    found: dict[str, float | int | bool | tuple[float, ...] | None] = {}
+    for key, value in group.items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if isinstance(value, list):
+            value = tuple(value)
+        if value is None or isinstance(value, bool | int | float) or (key == "betas" and isinstance(value, tuple)):
+            found[key] = value
+    return found
