@@ -97,6 +97,7 @@ __all__ = [
     "WireError",
     "fit",
     "launch",
+    "nn",
     "warm_up",
 ]
 
@@ -107,6 +108,10 @@ def __getattr__(name: str) -> _typing.Any:
         import paceline.engine
 
         return paceline.engine.launch
+    if name == "nn":
+        import paceline.nn
+
+        return paceline.nn
     if name in __all__:
         import paceline.train
 

@@ -175,7 +175,9 @@ def share_of(step: int, shares: Sequence[int], rank: int) -> tuple[Any, int]:
     return ((x[part], y[part]) if shares[rank] else None), shares[rank]
 
 
-def one_step(strategy: Synchronous, case: Case, step: int, shares: Sequence[int], rank: int, name: str = "") -> Agreement:
+def one_step(
+    strategy: Synchronous, case: Case, step: int, shares: Sequence[int], rank: int, name: str = ""
+) -> Agreement:
     batch, samples = share_of(step, shares, rank)
     if name == "branches" and batch is not None and sum(shares[:rank]) == 0:
         batch = (mark_first(batch[0]), batch[1])

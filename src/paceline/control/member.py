@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from paceline.control.member_events import (
     Action,
+    Adopt,
     Apply,
     Begin,
     Broke,
@@ -72,6 +73,7 @@ class Member:
         self._suspects: tuple[str, ...] = ()
         self._dead: tuple[str, ...] = ()
         self._told = 0  # the newest plan heard of
+        self._placement = 0  # the newest one heard of
         self._offered: Plan | None = None  # what this member's slot named in the operation under way
         self.agreed: Plan | None = None  # what all slots named: it starts at the next clean point
         self._fresh = False  # no operation has been completed in this plan yet
@@ -122,6 +124,7 @@ class Member:
             why_burden=self._burden.why,
             burden_in=self._burden.generation,
             cause=self._cause,
+            placement=self._placement,
             introduction=None if self._introduced else self._introduction,
         )
 
@@ -187,6 +190,9 @@ class Member:
         if directive.leave and not self.leaving:
             self.leaving = True
         self.stop_asked = self.stop_asked or directive.stop
+        if directive.placement is not None and directive.placement.version > self._placement:
+            self._placement = directive.placement.version
+            self._do(Adopt(directive.placement))  # before a plan that may need it
         changed = self._promise(directive.fence)
         if directive.plan is not None and directive.plan.generation > self._told:
             self._adopt(directive.plan)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from paceline.control.messages import NOTHING, Directive, Introduction, Plan, Report, Verdict
+from paceline.placement.placement import Placement
 
 
 class Kind(Enum):
@@ -126,6 +127,12 @@ Event = (
 )
 
 
+class Adopt(NamedTuple):
+    """Go by this placement of the parameters on servers from now on."""
+
+    placement: Placement
+
+
 class Say(NamedTuple):
     report: Report
 
@@ -189,4 +196,4 @@ class Exit(NamedTuple):
     reason: str
 
 
-Action = Say | Form | Drop | Found | Give | Take | Swap | Work | Apply | Exit
+Action = Say | Adopt | Form | Drop | Found | Give | Take | Swap | Work | Apply | Exit

@@ -39,7 +39,7 @@ class ServerManager:
         sites = _sites_of(servers)
         goal = self._find_goal(sites, weights, ())
         cards = tuple(record.introduction.card for record in servers)
-        self.placement = Placement(version, founding, cards, evolving.start(goal, version))
+        self.placement = Placement(version, founding, version, cards, evolving.start(goal, version))
         return Change(self.placement)
 
     def update(self, servers: Sequence[Record], weights: Sequence[int]) -> Change | None:
@@ -62,7 +62,7 @@ class ServerManager:
             return None
         named = {one.server for replicas in ranges for one in replicas.everybody()}
         cards = tuple(record.introduction.card for record in there if record.member in named)
-        self.placement = Placement(version, self.placement.founding, cards, ranges)
+        self.placement = Placement(version, self.placement.founding, self.placement.began, cards, ranges)
         lost = tuple(number for number, replicas in enumerate(ranges) if replicas.origin == version)
         return Change(self.placement, lost)
 

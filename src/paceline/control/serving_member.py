@@ -1,7 +1,7 @@
 """A server's side of membership: small, because a server takes part in no plan. It follows the placement, says how far
 it is, and goes when it is let go.
 
-The events and actions are those of `member_events` as far as they concern a server, and two of its own; so the client
+The events and actions are those of `member_events` as far as they concern a server, and one of its own; so the client
 that runs a worker's machine runs this one too.
 """
 
@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.control.member_events import Exit, Fail, Leave, Ready, Say
+from paceline.control.member_events import Adopt, Exit, Fail, Leave, Ready, Say
 from paceline.control.messages import Directive, Introduction, Phase, Report, Serving, Verdict
-from paceline.placement.placement import Placement
 
 
 class Served(NamedTuple):
     """The server says how far it is."""
 
     serving: Serving
-
-
-class Adopt(NamedTuple):
-    """Go by this placement from now on."""
-
-    placement: Placement
 
 
 Event = Ready | Leave | Fail | Served | Directive

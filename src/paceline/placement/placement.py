@@ -44,10 +44,12 @@ class Replicas(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Placement(msgspec.Struct, frozen=True, dict=True):
-    """`founding` is the generation of the plan that founded the run whose state this is."""
+    """`founding` is the generation of the plan that founded the run whose state this is, `began` the version in which
+    that was: ranges whose origin is later were lost since."""
 
     version: int = 0
     founding: int = 0
+    began: int = 0
     cards: tuple[Card, ...] = ()
     ranges: tuple[Replicas, ...] = ()
 

@@ -21,7 +21,7 @@ from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
 from paceline.server.errors import RequestRefused, Superseded, Unserved
 from paceline.server.messages import Answer, Refusal, Request
-from paceline.server.parcels import Parcel
+from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import Memories, Postbox
 from paceline.server.reaching import reach
 from paceline.wire.deadline import Deadline
@@ -137,9 +137,13 @@ class GroupClient:
         if letter.kind == "raise":
             text = msgspec.msgpack.decode(letter.body, type=str)
             raise RequestRefused(f"{deadline.operation}: server {server} refused: {text}")
-        for wanted, tensor in zip(parcel.wanted, letter.tensors, strict=False):  # none where it wrote in place
-            wanted.copy_(tensor)
-        return msgspec.msgpack.decode(letter.body, type=Answer)
+        answer = msgspec.msgpack.decode(letter.body, type=Answer)
+        if parcel.detail.exports:
+            parcel.answer = Parcel(msgspec.msgpack.decode(answer.detail, type=Detail), letter.tensors)
+        else:
+            for wanted, tensor in zip(parcel.wanted, letter.tensors, strict=False):  # none where it wrote in place
+                wanted.copy_(tensor)
+        return answer
 
     def _lose(self, server: str, errand: Errand, error: WireError, deadline: Deadline) -> None:
         errand.lost(server)

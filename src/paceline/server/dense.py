@@ -8,7 +8,7 @@ optimizers that treat every element by itself can be cut into ranges; the others
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -79,13 +79,29 @@ class Block:
         self._optimizer = kind([self._parameter], **arguments)
         self._settings = settings
 
-    def update(self, gradient: torch.Tensor, settings: Settings) -> None:
+    def update(self, gradient: torch.Tensor, settings: Settings, unused: Sequence[tuple[int, int]] = ()) -> None:
+        """`unused` are parts (from, to) that got no gradient: they do not move, decay or forget."""
+        if unused:
+            self._update_but_for(gradient, settings, unused)
+            return
         if settings != self._settings:
             self._optimizer.param_groups[0].update(settings.values)
             self._settings = settings
         self._parameter.grad = gradient
         self._optimizer.step()
         self._parameter.grad = None
+
+    def _update_but_for(self, gradient: torch.Tensor, settings: Settings, unused: Sequence[tuple[int, int]]) -> None:
+        kept = [
+            (name, low, high, value[low:high].clone())
+            for name, value in {"": self.values, **self.state()}.items()
+            if value.dim()
+            for low, high in unused
+        ]
+        self.update(gradient, settings)
+        now = {"": self.values, **self.state()}
+        for name, low, high, value in kept:
+            now[name][low:high] = value
 
     def state(self) -> dict[str, torch.Tensor]:
         """What the optimizer keeps; empty before the first update."""

@@ -7,6 +7,7 @@ small ones packed. After the dense ranges come the partitions of the tables' ids
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -122,4 +123,4 @@ def _section(key: tuple[int, int, torch.dtype], members: Sequence[tuple[str, tor
 def _cut(section: int, total: int, size: int) -> list[Span]:
     count = max(1, -(-total // size))
     bounds = [total * number // count for number in range(count + 1)]
-    return [Span(section, low, high) for low, high in zip(bounds, bounds[1:], strict=False) if low < high]
+    return [Span(section, low, high) for low, high in itertools.pairwise(bounds) if low < high]

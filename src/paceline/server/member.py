@@ -12,9 +12,9 @@ import torch
 
 import paceline
 from paceline.control.client import MemberClient
-from paceline.control.member_events import Exit, Leave, Ready
+from paceline.control.member_events import Adopt, Exit, Leave, Ready
 from paceline.control.messages import Introduction, Verdict
-from paceline.control.serving_member import Adopt, Served, ServerMember
+from paceline.control.serving_member import Served, ServerMember
 from paceline.control.ticket import Ticket
 from paceline.server.service import Service
 from paceline.wire.card import Card

@@ -76,6 +76,15 @@ class StagedPush(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[Rows, ...] = ()
 
 
+class Squares(msgspec.Struct, frozen=True, array_like=True):
+    """The sum of the squares of what is staged for a step, added up over its ranks, is wanted in the first wanted
+    tensor, one float64 for each range of the request."""
+
+    generation: int
+    step: int
+    num_ranks: int
+
+
 class Detail(msgspec.Struct, frozen=True):
     """Of one letter. Every field may be empty.
 
@@ -85,6 +94,7 @@ class Detail(msgspec.Struct, frozen=True):
     makes, chunks     ranges and rows that are loaded, with `sections` and `tables` that they belong to; ids belong to
                       ranges as `partitions` says
     staged            in a snapshot
+    exports           everything of these ranges is wanted, as `makes` and `chunks` of the answer
     """
 
     dense: tuple[Slice, ...] = ()
@@ -98,6 +108,8 @@ class Detail(msgspec.Struct, frozen=True):
     partitions: Partitions | None = None
     chunks: tuple[TableChunk, ...] = ()
     staged: tuple[StagedPush, ...] = ()
+    exports: bool = False
+    squares: Squares | None = None
 
 
 class TableSettings(msgspec.Struct, frozen=True, array_like=True):
@@ -108,20 +120,24 @@ class TableSettings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UpdateSettings(msgspec.Struct, frozen=True, array_like=True):
-    """What comes with a commit or an applied push: the settings of each section and each table."""
+    """What comes with a commit or an applied push: the settings of each section and each table, and the parts of dense
+    ranges that got no gradient: those stay as they are."""
 
     sections: tuple[Settings, ...] = ()
     tables: tuple[TableSettings, ...] = ()
+    unused: tuple[Slice, ...] = ()
 
 
 @dataclass
 class Parcel:
-    """A detail with its tensors. `wanted` are those to be filled; `written` the ranges whose wants are filled."""
+    """A detail with its tensors. `wanted` are those to be filled; `written` the ranges whose wants are filled. `answer`
+    is what came back, if more was asked for than to fill tensors."""
 
     detail: Detail = field(default_factory=Detail)
     tensors: list[torch.Tensor] = field(default_factory=list)
     wanted: list[torch.Tensor] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
+    answer: Parcel | None = None
 
     def slice(self, where: Slice) -> torch.Tensor:
         return self.tensors[where.tensor].view(-1)[where.start : where.start + where.length]

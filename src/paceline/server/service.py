@@ -15,16 +15,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-import torch
 
 from paceline.control.messages import Serving
 from paceline.errors import PacelineError, WireError
 from paceline.placement.placement import Placement
 from paceline.server.keeper import Keeper, Outcome
-from paceline.server.messages import Acknowledged, Forward, Request
+from paceline.server.messages import Acknowledged, Answer, Forward, Request
 from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import Letter, Memories, Postbox
 from paceline.server.reaching import ROOM, reach
@@ -41,7 +39,6 @@ IDLE_S = 24 * 3600.0  # a worker may compute for long between two requests
 ANSWER_S = 60.0
 ADOPT_S = 30.0  # for a placement that another server knows already
 REDIAL_S = 0.05
-NO_DETAIL = msgspec.msgpack.encode(Detail())
 
 
 class Service:
@@ -128,7 +125,11 @@ class Service:
             logger.warning("a request of %s was refused: %s", postbox.connection.peer, error)
             postbox.send("raise", f"{type(error).__name__}: {error}", deadline=deadline)
             return
-        postbox.send("answer", answer, () if letter.is_in_place else letter.wanted, deadline=deadline)
+        if outcome.parcel is not None:
+            answer = msgspec.structs.replace(answer, detail=_raw(outcome.parcel.detail))
+            postbox.send("answer", answer, outcome.parcel.tensors, deadline=deadline)
+        else:
+            postbox.send("answer", answer, () if letter.is_in_place else letter.wanted, deadline=deadline)
 
     def _serve(self, request: Request, parcel: Parcel) -> Outcome:
         with self._changed:
@@ -139,7 +140,7 @@ class Service:
             self._changed.notify_all()
         return outcome
 
-    def _wait_for_replicas(self, outcome: Outcome, deadline: Deadline) -> Any:
+    def _wait_for_replicas(self, outcome: Outcome, deadline: Deadline) -> Answer:
         with self._changed:
             if not self._changed.wait_for(lambda: self._keeper.is_released(outcome.waits), deadline.remaining_s()):
                 raise deadline.error(f"the replicas {', '.join(outcome.waits)} to take what was pushed")
@@ -209,8 +210,8 @@ class Service:
         deadline = Deadline(ANSWER_S, f"feeding server {server}")
         sent = 0
         for forward, parcel in batch:
-            detail, tensors = (parcel.detail, parcel.tensors) if parcel is not None else (Detail(), [])
-            whole = msgspec.structs.replace(forward, detail=msgspec.Raw(msgspec.msgpack.encode(detail)))
+            detail, tensors = (_pushed(parcel.detail), parcel.tensors) if parcel is not None else (Detail(), [])
+            whole = msgspec.structs.replace(forward, detail=_raw(detail))
             postbox.send("forward", whole, tensors, deadline=deadline)
             letter = postbox.receive(deadline=deadline)
             if letter.kind != "acknowledged":
@@ -243,6 +244,10 @@ class Service:
             feeder.join(2.0)
 
 
-def use_threads(num: int) -> None:
-    """Of torch, for the updates of large ranges."""
-    torch.set_num_threads(num)
+def _raw(detail: Detail) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(detail))
+
+
+def _pushed(detail: Detail) -> Detail:
+    """Without what the worker wants to know: that is between it and the primary."""
+    return msgspec.structs.replace(detail, wants=(), row_wants=(), exports=False, squares=None)

@@ -68,25 +68,39 @@ class TensorStore:
 
     def commit(self, ranges: Sequence[int], commit: Commit) -> None:
         settings = self._read(commit.settings)
-        pushes = self._staged[(commit.generation, commit.step)]
-        found: dict[int, list[torch.Tensor]] = {}
-        wanted = set(ranges)
-        for _, parcels in sorted(pushes.items()):  # in the order of ranks: the sum has the same bits each time
-            for numbers, parcel in parcels:
-                for where in parcel.detail.dense:
-                    if where.number in numbers and where.number in wanted:
-                        found.setdefault(where.number, []).append(parcel.slice(where))
-        for number, gradients in found.items():
+        unused = self._unused(settings)
+        key = (commit.generation, commit.step)
+        for number, gradients in self._staged_for(key, ranges).items():
             block = self.blocks[number]
-            block.update(_sum(gradients, commit.scale), settings.sections[block.section])
-        parts = [(parcel, numbers & wanted) for _, parcels in sorted(pushes.items()) for numbers, parcel in parcels]
-        self.tables.update(parts, commit.scale, settings.tables, commit.step)
+            gradient = _sum(gradients, commit.scale)
+            block.update(gradient, settings.sections[block.section], unused.get(number, ()))
+        self.tables.update(self._parts_for(key, ranges), commit.scale, settings.tables, commit.step)
         for number in ranges:
             self.unstage(number, commit.generation, commit.step)
 
+    def _staged_for(self, key: tuple[int, int], ranges: Sequence[int]) -> dict[int, list[torch.Tensor]]:
+        """The dense gradients that wait, in the order of ranks, so that their sum has the same bits each time."""
+        found: dict[int, list[torch.Tensor]] = {}
+        for parcel, numbers in self._parts_for(key, ranges):
+            for where in parcel.detail.dense:
+                if where.number in numbers:
+                    found.setdefault(where.number, []).append(parcel.slice(where))
+        return found
+
+    def _parts_for(self, key: tuple[int, int], ranges: Sequence[int]) -> list[tuple[Parcel, set[int]]]:
+        wanted = set(ranges)
+        pushes = sorted(self._staged.get(key, {}).items())
+        return [(parcel, numbers & wanted) for _, parcels in pushes for numbers, parcel in parcels]
+
+    def _unused(self, settings: UpdateSettings) -> dict[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = {}
+        for where in settings.unused:
+            found.setdefault(where.number, []).append((where.start, where.start + where.length))
+        return found
+
     def apply(self, ranges: Sequence[int], push: Apply, parcel: Parcel) -> None:
         settings = self._read(push.settings)
-        wanted = set(ranges)
+        wanted, unused = set(ranges), self._unused(settings)
         outputs = {where.number: where for where in parcel.detail.wants}
         for where in parcel.detail.dense:
             if where.number in wanted:
@@ -94,14 +108,14 @@ class TensorStore:
                 gradient = parcel.slice(where)
                 if push.scale != 1.0:
                     gradient = gradient * push.scale
-                block.update(gradient, settings.sections[block.section])
+                block.update(gradient, settings.sections[block.section], unused.get(where.number, ()))
                 # While it is in the cache; who asked looks at it only when it has the answer.
                 if where.number in outputs:
                     parcel.wanted_slice(outputs[where.number]).copy_(block.values)
                     parcel.written.add(where.number)
         self.tables.update([(parcel, wanted)], push.scale, settings.tables, push.number)
 
-    def pull(self, ranges: Sequence[int], parcel: Parcel) -> None:
+    def pull(self, ranges: Sequence[int], parcel: Parcel) -> Parcel | None:
         wanted = set(ranges)
         for where in parcel.detail.wants:
             if where.number in wanted and where.number not in parcel.written:
@@ -113,16 +127,35 @@ class TensorStore:
                     )
                 parcel.wanted_slice(where).copy_(values)
         self.tables.pull(parcel, wanted)
+        if (squares := parcel.detail.squares) is not None:
+            self._write_squares((squares.generation, squares.step), ranges, parcel.wanted[0])
+        return self._export(ranges) if parcel.detail.exports else None
+
+    def _write_squares(self, key: tuple[int, int], ranges: Sequence[int], out: torch.Tensor) -> None:
+        dense = self._staged_for(key, ranges)
+        found = [
+            float(_sum(dense[number], 1.0).double().square().sum()) if number in dense else 0.0 for number in ranges
+        ]
+        if self.tables.held & set(ranges):
+            found[-1] += self.tables.squares(self._parts_for(key, ranges))
+        out.zero_()
+        out[: len(found)] = torch.tensor(found, dtype=torch.float64)
+
+    def _export(self, ranges: Sequence[int]) -> Parcel:
+        packing = Packing()
+        makes = tuple(self._pack_block(number, packing) for number in ranges if number in self.blocks)
+        detail = self.tables.pack(set(ranges), Detail(makes=makes, sections=self._sections), packing)
+        return Parcel(detail, packing.tensors)
+
+    def _pack_block(self, number: int, packing: Packing) -> Making:
+        block = self.blocks[number]
+        state = {name: packing.slice(number, value.clone()) for name, value in block.state().items()}
+        return Making(packing.slice(number, block.values.clone()), block.section, state)
 
     def snapshot(self, number: int) -> Parcel:
         packing = Packing()
-        detail = Detail(sections=self._sections)
-        if (block := self.blocks.get(number)) is not None:
-            state = {name: packing.slice(number, value.clone()) for name, value in block.state().items()}
-            making = Making(packing.slice(number, block.values.clone()), block.section, state)
-            detail = msgspec.structs.replace(detail, makes=(making,))
-        if self.tables.has(number):
-            detail = self.tables.pack(number, detail, packing)
+        makes = (self._pack_block(number, packing),) if number in self.blocks else ()
+        detail = self.tables.pack({number}, Detail(makes=makes, sections=self._sections), packing)
         staged = tuple(self._pack_staged(number, packing))
         return Parcel(msgspec.structs.replace(detail, staged=staged), packing.tensors)
 

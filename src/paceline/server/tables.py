@@ -21,19 +21,19 @@ class Tables:
     def __init__(self) -> None:
         self.tables: dict[str, RowTable] = {}
         self._partitions: Partitions | None = None
-        self._held: set[int] = set()
+        self.held: set[int] = set()
 
     def take_up(self, specs: Sequence[TableSpec], partitions: Partitions, ranges: set[int]) -> None:
         """Hold the rows of these ranges from now on; there are none yet."""
         self._partitions = partitions
-        self._held |= {number for number in ranges if 0 <= number - partitions.first < partitions.count}
+        self.held |= {number for number in ranges if 0 <= number - partitions.first < partitions.count}
         for spec in specs:
             present = self.tables.setdefault(spec.name, RowTable(spec)).spec
             if present != spec:
                 raise ValueError(f"table {spec.name!r} is {present} here, but {spec} is to be loaded")
 
     def has(self, number: int) -> bool:
-        return number in self._held
+        return number in self.held
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -48,19 +48,27 @@ class Tables:
         step: int,
     ) -> None:
         """Apply what these parcels push to these ranges, as one update."""
+        hyper = {one.table: one.values for one in settings}
+        for name, (ids, gradients) in self._summed(parts):
+            if scale != 1.0:
+                gradients = gradients * scale
+            self._table(name).push(ids, gradients, Hyper.of(hyper[name]), step)
+
+    def squares(self, parts: Sequence[tuple[Parcel, set[int]]]) -> float:
+        """Of the sum of what these parcels push."""
+        return sum(float(gradients.double().square().sum()) for _, (_, gradients) in self._summed(parts))
+
+    def _summed(
+        self, parts: Sequence[tuple[Parcel, set[int]]]
+    ) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
         pushed: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for parcel, ranges in parts:
             for rows in parcel.detail.rows:
                 ids, gradients = self._select(parcel.tensors[rows.ids], parcel.tensors[rows.rows], ranges)
                 if len(ids):
                     pushed.setdefault(rows.table, []).append((ids, gradients))
-        hyper = {one.table: one.values for one in settings}
         for name, pairs in pushed.items():
-            ids, gradients = pairs[0] if len(pairs) == 1 else _merged(pairs)
-            if scale != 1.0:
-                gradients = gradients * scale
-            known = {key: value for key, value in hyper[name].items() if key in Hyper.__struct_fields__}
-            self._table(name).push(ids, gradients, msgspec.convert(known, Hyper), step)
+            yield name, pairs[0] if len(pairs) == 1 else _merged(pairs)
 
     def pull(self, parcel: Parcel, ranges: set[int]) -> None:
         for want in parcel.detail.row_wants:
@@ -81,7 +89,7 @@ class Tables:
 
     def _mask(self, ids: torch.Tensor, ranges: set[int]) -> torch.Tensor | None:
         """Which ids are in these ranges; None for all of them, as it is while nothing moves."""
-        if self._held <= ranges or self._partitions is None:
+        if self.held <= ranges or self._partitions is None:
             return None
         mine = torch.tensor(sorted(ranges), dtype=torch.int64)
         return torch.isin(self._partitions.of(ids), mine)
@@ -101,19 +109,25 @@ class Tables:
             mine = torch.tensor(sorted(ranges), dtype=torch.int64)
             self._table(chunk.table).load(loaded.select(torch.isin(self._partitions.of(loaded.ids), mine)))
 
-    def pack(self, number: int, detail: Detail, packing: Packing) -> Detail:
-        """All rows of a range."""
+    def pack(self, ranges: set[int], detail: Detail, packing: Packing) -> Detail:
+        """All rows of these ranges."""
+        if not ranges & self.held:
+            return detail
         chunks = tuple(
             pack_chunk(name, chunk, packing)
             for name, table in self.tables.items()
             for whole in table.export(_CHUNK_ROWS)
-            if len(chunk := whole.select(self._is_in(whole.ids, number)))
+            if len(chunk := self._part_of(whole, ranges))
         )
         specs = tuple(table.spec for table in self.tables.values())
         return msgspec.structs.replace(detail, tables=specs, partitions=self._partitions, chunks=chunks)
 
+    def _part_of(self, chunk: Chunk, ranges: set[int]) -> Chunk:
+        mask = self._mask(chunk.ids, ranges)
+        return chunk if mask is None else chunk.select(mask)
+
     def pack_staged(self, number: int, parcel: Parcel, packing: Packing) -> Iterator[Rows]:
-        if number not in self._held:
+        if number not in self.held:
             return
         for rows in parcel.detail.rows:
             ids, values = self._select(parcel.tensors[rows.ids], parcel.tensors[rows.rows], {number})
@@ -121,8 +135,8 @@ class Tables:
                 yield Rows(rows.table, packing.add(ids.clone()), packing.add(values.clone()))
 
     def forget(self, number: int) -> None:
-        if number in self._held:
-            self._held.discard(number)
+        if number in self.held:
+            self.held.discard(number)
             for table in self.tables.values():
                 for chunk in list(table.export(_CHUNK_ROWS)):
                     table.drop(chunk.ids[self._is_in(chunk.ids, number)])

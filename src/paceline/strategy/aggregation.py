@@ -25,11 +25,13 @@ from paceline.strategy.sparse import RowGradients
 
 class Standing(NamedTuple):
     """Where a worker stands when a group is bound: the generation of the plan, the last step that was applied, and how
-    its update was decided (empty if that is of no concern)."""
+    its update was decided (empty if that is of no concern). `founding` is that generation where the plan founds the
+    run, else 0."""
 
     generation: int = 0
     step: int = 0
     settling: str = ""
+    founding: int = 0
 
 
 class Aggregation(Protocol):
@@ -48,8 +50,12 @@ class Aggregation(Protocol):
     def apply(self) -> None:
         """Make the update that was decided."""
 
+    def gift(self) -> dict[str, Any]:
+        """The tables that a newcomer needs."""
+
     def full_state(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the model: the optimizers' states as `state_dict` has them, and tables."""
+        """What a checkpoint needs beside the model and this worker's optimizers: tables, and the optimizers' states as
+        `state_dict` has them where they are elsewhere."""
 
     def load_tables(self, tables: Mapping[str, Any]) -> None:
         """Become what `full_state` gave for tables."""
@@ -90,9 +96,11 @@ class Reduced:
                 optimizer.step()
         self._tables.apply()
 
+    def gift(self) -> dict[str, Any]:
+        return self._tables.state()
+
     def full_state(self) -> dict[str, Any]:
-        states = [optimizer.state_dict()["state"] for optimizer in self._optimizers]
-        return {"optimizers": states, "tables": self._tables.state()}
+        return {}  # a newcomer gets everything too
 
     def load_tables(self, tables: Mapping[str, Any]) -> None:
         self._tables.load(tables)

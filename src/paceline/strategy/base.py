@@ -103,8 +103,8 @@ class Agreement:
     """What all workers know after a reduction, the same on each.
 
     A step that does not count must not be applied: `reason` says why in a sentence, and `nonfinite` names the rank
-    and the parameter of each worker whose own gradient was not finite (none: their sum was too large). `settling` is how
-    the update was decided, for a worker that comes after and finds it not made yet."""
+    and the parameter of each worker whose own gradient was not finite (none: their sum was too large). `settling` is
+    how the update was decided, for a worker that comes after and finds it not made yet."""
 
     counts: bool
     loss: float

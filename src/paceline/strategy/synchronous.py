@@ -18,7 +18,7 @@ random numbers on the same rank, and the script's own generator does not notice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -61,7 +61,7 @@ class Synchronous:
         nonfinite: Literal["stop", "skip"] = "stop",
         verify_every: int = 100,
         check: Check = _nothing,
-        aggregate: Callable[[Sparse], Aggregation] | None = None,
+        aggregate: Callable[[Sparse, Mapping[str, torch.Tensor]], Aggregation] | None = None,
     ) -> None:
         self._optimizers = listed(optimizers)
         self._modules = named_modules(modules)
@@ -87,7 +87,7 @@ class Synchronous:
             self._aggregation: Aggregation = Reduced(self._optimizers, ReplicatedTables(self.sparse))
             self.bind(None, 0, 1)
         else:
-            self._aggregation = aggregate(self.sparse)
+            self._aggregation = aggregate(self.sparse, self._trained())
             self._buffers.refresh()
 
     # -- who takes part ----------------------------------------------------------------------------------------------
@@ -112,16 +112,19 @@ class Synchronous:
         self._agreed: Agreement | None = None
         self._buffers.refresh()
         self._fewest = 2 if self.has_batch_statistics() else 1  # samples of one call
+        trained = self._trained()
+        self._laid_out_for = self._what_is_trained()
+        self._store = self._aggregation.lay_out(self._group, trained, self._standing)
+        self._collector = Collector(trained, self._store, self._check)
+
+    def _trained(self) -> dict[str, torch.Tensor]:
         self._parameters = collect(self._modules, self._optimizers)
         refusals.check_parameters(self._parameters)
-        self._laid_out_for = self._what_is_trained()
-        trained = {
+        return {
             name: parameter
             for name, parameter in self._parameters.items()
             if parameter.requires_grad and id(parameter) not in self._stand_ins
         }
-        self._store = self._aggregation.lay_out(self._group, trained, self._standing)
-        self._collector = Collector(trained, self._store, self._check)
 
     def _what_is_trained(self) -> tuple[int, list[bool]]:
         """Differs when the script froze or thawed something, or gave an optimizer more; cheap."""

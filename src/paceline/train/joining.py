@@ -101,8 +101,10 @@ def _alone(base: int, ledger: Ledger) -> Joined:
     return Joined("alone", member, card, "", client, groups, membership, None, None)
 
 
-def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module, capacity: float) -> Introduction:
-    """Who this worker is, how fast it may be, and what must be alike on all."""
+def introduce(
+    joined: Joined, facts: Mapping[str, str], model: nn.Module, capacity: float, ranges: tuple[int, ...]
+) -> Introduction:
+    """Who this worker is, how fast it may be, what must be alike on all, and what it needs servers to hold."""
     parameters = tuple(
         f"{name} {str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
         for name, parameter in model.named_parameters()
@@ -119,6 +121,7 @@ def introduce(joined: Joined, facts: Mapping[str, str], model: nn.Module, capaci
         parameters=parameters,
         capacity=capacity,
         tried=warming.tried_pace(),
+        ranges=ranges,
     )
 
 

@@ -195,7 +195,7 @@ class TrainingLedger:
             return
         operation = place.operation - 1
         cursor, best = self.book.cursor, self.book.unkept_best
-        tree = self._whole(operation)
+        tree = {**self._whole(operation), "update": self.training.of_everything()}
         tree["book"]["unkept_best"] = None
         plan = {"generation": place.plan.generation, "shares": [seat.share for seat in place.plan.seats]}
         contents = saving.contents_of(self._run, operation, (cursor.epoch, cursor.position), tree, plan)

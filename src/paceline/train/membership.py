@@ -23,6 +23,7 @@ from paceline.collective import Group
 from paceline.control.member import Member
 from paceline.control.member_events import (
     Action,
+    Adopt,
     Apply,
     Begin,
     Broke,
@@ -44,6 +45,7 @@ from paceline.control.member_events import (
 from paceline.control.messages import Phase, Plan, Start, Verdict
 from paceline.control.progress import ProgressKeeper
 from paceline.errors import GroupError, Mismatch, PacelineError, WireError
+from paceline.placement.placement import Placement
 from paceline.train import transfer
 from paceline.train.errors import Evicted, Orphaned, Refused, RunFailed
 from paceline.train.groups import Groups, blamed
@@ -60,6 +62,10 @@ _BRIEFLY_S = 0.005
 ALIKE = "the script must call step, evaluate, should_stop and end in the same order on all workers"
 
 Answer = TypeVar("Answer")
+
+
+def _ignore(_: Placement) -> None:
+    """Who keeps nothing on servers needs no placement."""
 
 
 class Client(Protocol):
@@ -139,6 +145,7 @@ class Membership:
         self._has_state = False  # as of what the training thread has done
         self._givers: list[threading.Thread] = []
         self._staging = Staging(0)
+        self.on_placement: Callable[[Placement], None] = _ignore
         self.operation = 0  # the last one that was tried, for errors
         self._since = 0.0
 
@@ -158,6 +165,8 @@ class Membership:
             self._queue.put(action)
         elif isinstance(action, Drop):
             self._groups.drop(action.below)
+        elif isinstance(action, Adopt):
+            self.on_placement(action.placement)
         elif not isinstance(action, Apply):  # what was applied is read from the machine by who posted the event
             self._queue.put(action)
 

@@ -141,7 +141,12 @@ def contents_of(run: str, operation: int, cursor: tuple[int, int], tree: dict[st
         epoch=cursor[0],
         position=cursor[1],
         model=tree["update"]["model"],
-        state={"optimizers": tree["update"]["optimizers"], "body": tree["body"], "book": tree["book"]},
+        state={
+            "optimizers": tree["update"]["optimizers"],
+            "tables": tree["update"]["tables"],
+            "body": tree["body"],
+            "book": tree["book"],
+        },
         plan=plan,
     )
 
@@ -150,7 +155,11 @@ def tree_of(contents: Contents) -> dict[str, Any]:
     """The inverse of `contents_of`."""
     return {
         "applied": contents.operation,
-        "update": {"model": dict(contents.model), "optimizers": contents.state["optimizers"]},
+        "update": {
+            "model": dict(contents.model),
+            "optimizers": contents.state["optimizers"],
+            "tables": contents.state.get("tables", {}),
+        },
         "body": contents.state["body"],
         "book": contents.state["book"],
     }

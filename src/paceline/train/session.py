@@ -29,20 +29,24 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import msgspec
 import torch
 from torch import nn
 
 from paceline.control.member_events import Fail, Kind, Leave, Ready
-from paceline.control.messages import Phase, Plan
+from paceline.control.messages import Phase, Plan, Start
 from paceline.control.progress import MetricRow, StepRow, WorkerRow
 from paceline.data.cursor import Cursor, advance, is_finished, next_epoch
 from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
 from paceline.engine.base import START_AGAIN
+from paceline.server.client import GroupClient
 from paceline.strategy import Agreement, Contribution, Disagreement, Flag, Notice, Synchronous
+from paceline.strategy.aggregation import Standing
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
-from paceline.train import joining
+from paceline.strategy.served import Served
+from paceline.train import joining, saving
 from paceline.train.batches import Batch, Batches, ValidationData
 from paceline.train.book import Mode
 from paceline.train.endings import Endings
@@ -53,6 +57,7 @@ from paceline.train.membership import ALIKE, Outcome, Place, Released
 from paceline.train.saving import Checkpoints, Saver
 from paceline.train.sharing import Sharing
 from paceline.train.starvation import Starvation
+from paceline.train.strategies import StrategyName, aggregate_for
 from paceline.train.training_state import Stateful, TrainingState
 
 logger = logging.getLogger("paceline.train")
@@ -76,9 +81,11 @@ class Session:
         clip_norm: float | None = None,
         nonfinite: Literal["stop", "skip"] = "stop",
         checkpoints: Checkpoints = Checkpoints(),
+        strategy: StrategyName = "allreduce",
     ) -> None:
         optimizers, others = _told_apart(stateful)
         self._model = model
+        self._ticket = joining.find_ticket()
         self._strategy = Synchronous(
             model,
             optimizers,
@@ -87,6 +94,7 @@ class Session:
             micro_batch=micro_batch,
             nonfinite=nonfinite,
             check=self._check,
+            aggregate=aggregate_for(strategy, optimizers, self._tell, self._recall, is_alone=self._ticket is None),
         )
         min_share = 2 if self._strategy.has_batch_statistics() else 1
         self._batches = Batches(
@@ -107,15 +115,17 @@ class Session:
             "global_batch": str(global_batch),
             "seed": str(seed),
             "the optimizers": ", ".join(type(one).__name__ for one in optimizers),
+            "the strategy": strategy,
+            "the tables": str([msgspec.to_builtins(spec) for spec in self._strategy.sparse.specs]),
         }
         self._nonfinite = nonfinite
-        self._ticket = joining.find_ticket()
         folder = Path(checkpoints.folder) if checkpoints.folder is not None else joining.folder_of(self._ticket)
         self._saver = Saver(checkpoints, folder, self._tell)
-        training = TrainingState(model, optimizers, others)
+        training = TrainingState(model, optimizers, others, self._strategy.aggregation)
         resumes = checkpoints.resume or self._ticket is not None
         self._ledger = TrainingLedger(training, self._saver, self._batches.length, self._tell, resumes=resumes)
         self._joined: joining.Joined | None = None
+        self._servers: GroupClient | None = None
         self._endings = Endings(self)
         self._bound = (-1, -1)  # the generation and the swap that the strategy is bound to
         self._given: Batch | None = None
@@ -275,6 +285,7 @@ class Session:
         book.steps += 1
         book.skipped += not agreement.counts
         book.loss = agreement.loss
+        book.settling = agreement.settling
         if not agreement.counts:
             self._tell("skipped step", agreement.reason)
         seconds = time.monotonic() - began
@@ -429,8 +440,20 @@ class Session:
         if self._bound != wanted:
             self._bound = (-1, -1)
             self._sharing.rebound()
-            self._strategy.bind(place.group, place.rank, place.size)
+            self._strategy.bind(place.group, place.rank, place.size, self._standing(place.plan))
             self._bound = wanted
+
+    def _standing(self, plan: Plan) -> Standing:
+        book = self._ledger.book
+        founding = plan.generation if plan.start is Start.FOUND else 0
+        return Standing(plan.generation, book.steps, book.settling, founding)
+
+    def _recall(self) -> None:
+        """A server was lost and nobody else had its ranges: what the newest checkpoint has of them."""
+        if (newest := self._saver.newest()) is not None:
+            update = saving.tree_of(newest)["update"]
+            self._ledger.training.load_optimizers(update["optimizers"])
+            self._strategy.aggregation.load_tables(update["tables"])
 
     def _check(self) -> None:
         if self._joined is not None:
@@ -466,7 +489,14 @@ class Session:
             joined.groups.reserve_bytes = sum(one.numel() * one.dtype.itemsize for one in parameters)
             self._endings.watch()
             capacity = self._ticket.capacity if self._ticket is not None else 0.0
-            introduction = joining.introduce(joined, self._facts, self._model, capacity)
+            aggregation = self._strategy.aggregation
+            ranges: tuple[int, ...] = ()
+            if isinstance(aggregation, Served) and joined.endpoint is not None:
+                self._servers = GroupClient(joined.endpoint, check=self._check)
+                aggregation.connect(self._servers)
+                joined.membership.on_placement = self._servers.adopt
+                ranges = aggregation.layout.weights
+            introduction = joining.introduce(joined, self._facts, self._model, capacity, ranges)
             if self._ticket is not None:
                 joined.membership.expect_state(self._ledger.training.expected_bytes())
             joined.client.post(Ready(introduction, base))
@@ -532,6 +562,8 @@ class Session:
         self._batches.close()
         self._validation.close()
         self._strategy.close()
+        if self._servers is not None:
+            self._servers.close()
         if self._joined is not None:
             self._joined.close(flush_s)
 
@@ -587,6 +619,7 @@ _TOLD: dict[str, Callable[[str], tuple[str, str]]] = {
     "burden": lambda text: ("warning", text),
     "skipped step": lambda text: ("warning", f"step skipped: {text}"),
     "resumed": lambda text: ("resumed", text),
+    "lost updates": lambda text: ("warning", text),
 }
 
 

@@ -7,7 +7,7 @@ operation behind needs the first only: its own body will run for that operation 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,10 +23,27 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
+class Elsewhere(Protocol):
+    """What an update changes beside the model and the optimizers of this worker: the strategy's."""
+
+    def gift(self) -> dict[str, Any]:
+        """What a newcomer needs of it: tables by name."""
+
+    def full_state(self) -> dict[str, Any]:
+        """What a checkpoint needs: tables by name, and the optimizers' states in place of this worker's."""
+
+    def load_tables(self, tables: Mapping[str, Any]) -> None: ...
+
+
 class TrainingState:
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: Sequence[Stateful]
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        others: Sequence[Stateful],
+        elsewhere: Elsewhere,
     ) -> None:
+        self._elsewhere = elsewhere
         self._model = model
         self._optimizers = optimizers
         self._others = others
@@ -41,7 +58,12 @@ class TrainingState:
             name: value.detach().clone() if name in buffers and isinstance(value, torch.Tensor) else value
             for name, value in live.items()
         }
-        return {"model": model, "optimizers": [optimizer.state_dict()["state"] for optimizer in self._optimizers]}
+        states = [optimizer.state_dict()["state"] for optimizer in self._optimizers]
+        return {"model": model, "optimizers": states, "tables": self._elsewhere.gift()}
+
+    def of_everything(self) -> dict[str, Any]:
+        """The same with what is on servers, for a checkpoint."""
+        return {**self.of_update(), **self._elsewhere.full_state()}
 
     def expected_bytes(self) -> int:
         """About how large the state is, before there is one: an optimizer like Adam keeps two values a parameter."""
@@ -71,6 +93,11 @@ class TrainingState:
         for number, (optimizer, state) in enumerate(zip(self._optimizers, part["optimizers"], strict=True)):
             own = optimizer.state_dict()["param_groups"] if groups is None else groups[number]
             optimizer.load_state_dict({"state": state, "param_groups": own})
+        self._elsewhere.load_tables(part.get("tables", {}))  # older checkpoints have none
+
+    def load_optimizers(self, states: Sequence[dict[str, Any]]) -> None:
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
     def load(self, update: dict[str, Any], body: dict[str, Any]) -> None:
         self.load_update(update, body["groups"])

@@ -1,0 +1,191 @@
+"""The state that is on servers, from a worker's side: loaded when a run begins, restored after a loss, gathered for
+checkpoints.
+
+A checkpoint has what one of all-reduce has: the optimizers' states as torch keeps them, parameter by parameter, and
+each table as ids and rows. So a run can go on with another number of servers, with another strategy, or alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from paceline.server.chunk import Chunk
+from paceline.server.client import GroupClient
+from paceline.server.dense import settings_of
+from paceline.server.errand import Errand
+from paceline.server.layout import Layout, Part, Span
+from paceline.server.messages import Need, Request
+from paceline.server.parcels import Detail, Making, Packing, Parcel, TableChunk
+from paceline.server.tables import pack_chunk
+from paceline.strategy.replicated import pack, unpack
+from paceline.strategy.sparse import Sparse
+
+
+class ServedState:
+    """`tables` are those that a worker has read from a checkpoint, and that it loads."""
+
+    def __init__(
+        self, layout: Layout, sparse: Sparse, optimizers: Sequence[torch.optim.Optimizer], client: GroupClient
+    ) -> None:
+        self._layout = layout
+        self._sparse = sparse
+        self._optimizers = optimizers
+        self._client = client
+        self.tables: dict[str, Any] = {}
+
+    # -- to the servers ----------------------------------------------------------------------------------------------
+
+    def pack_load(self, request: Request) -> Parcel:
+        """The state of these ranges as this worker has it."""
+        packing = Packing()
+        makes = tuple(
+            self._make(number, self._layout.spans[number], packing)
+            for number in request.ranges
+            if number < len(self._layout.spans)
+        )
+        detail = Detail(
+            makes=makes,
+            sections=tuple(
+                settings_of(self._optimizers[one.optimizer], self._optimizers[one.optimizer].param_groups[one.group])
+                for one in self._layout.sections
+            ),
+            tables=self._sparse.specs,
+            partitions=self._layout.partitions,
+            chunks=tuple(self._chunks(request.ranges, packing)),
+        )
+        return Parcel(detail, packing.tensors)
+
+    def _make(self, number: int, span: Span, packing: Packing) -> Making:
+        section = self._layout.sections[span.section]
+        optimizer = self._optimizers[section.optimizer]
+        values = _cut([part.parameter.detach() for part in section.parts], section.parts, span)
+        states = [optimizer.state.get(part.parameter, {}) for part in section.parts]
+        kept = {}
+        for name in dict.fromkeys(name for state in states for name in state):
+            value = self._cut_state(name, states, section.parts, span)
+            if value is not None:
+                kept[name] = packing.slice(number, value)
+        return Making(packing.slice(number, values), span.section, kept)
+
+    def _cut_state(
+        self, name: str, states: Sequence[Mapping[str, Any]], parts: Sequence[Part], span: Span
+    ) -> torch.Tensor | None:
+        inside = [state for state, part in zip(states, parts, strict=True) if _overlaps(part, span)]
+        there = [state[name] for state in inside if isinstance(state.get(name), torch.Tensor)]
+        if not there:
+            return None
+        if there[0].dim() == 0:  # the number of updates
+            return torch.stack([value.reshape(()) for value in there]).max().reshape(1)
+        whole = [
+            state[name] if isinstance(state.get(name), torch.Tensor) else torch.zeros_like(part.parameter)
+            for state, part in zip(states, parts, strict=True)
+        ]
+        return _cut(whole, parts, span)
+
+    def _chunks(self, ranges: Sequence[int], packing: Packing) -> list[TableChunk]:
+        partitions = self._layout.partitions
+        if partitions is None:
+            return []
+        mine = torch.tensor([number for number in ranges if number >= partitions.first], dtype=torch.int64)
+        found = []
+        for name, tree in self.tables.items():
+            if tree and len(mine):
+                chunk = unpack(tree)
+                part = chunk.select(torch.isin(partitions.of(chunk.ids), mine))
+                if len(part):
+                    found.append(pack_chunk(name, part, packing))
+        return found
+
+    def describe_loss(self, numbers: set[int], step: int) -> str:
+        dense = [number for number in numbers if number < len(self._layout.spans)]
+        size = sum(self._layout.spans[number].stop - self._layout.spans[number].start for number in dense)
+        parts = []
+        if dense:
+            parts.append(f"what optimizers kept for {size:,} parameters (their values are as of step {step})")
+        if len(numbers) > len(dense) and self._layout.partitions is not None:
+            count = len(numbers) - len(dense)
+            parts.append(f"{count} of {self._layout.partitions.count} parts of the tables' rows")
+        source = "the last checkpoint that this worker has read" if self.tables else "their beginning"
+        return f"a server was lost, and no other had its ranges: {' and '.join(parts)} go back to {source}"
+
+    # -- from the servers --------------------------------------------------------------------------------------------
+
+    def gather(self, step: int) -> dict[str, Any]:
+        """Everything, as of a step, in torch's form."""
+        parcels: list[Parcel] = []
+
+        def ask(_: Request) -> Parcel:
+            parcels.append(Parcel(Detail(exports=True)))
+            return parcels[-1]
+
+        errand = Errand(range(self._layout.num_ranges), pull=Need(step=step))
+        self._client.run(errand, ask, "gathering the state of the servers")
+        answers = [parcel.answer for parcel in parcels if parcel.answer is not None]
+        return {"optimizers": self._optimizer_states(answers), "tables": self._gathered_tables(answers)}
+
+    def _optimizer_states(self, answers: Sequence[Parcel]) -> list[dict[int, dict[str, torch.Tensor]]]:
+        states: list[dict[int, dict[str, torch.Tensor]]] = []
+        for optimizer in self._optimizers:
+            numbers = {
+                id(parameter): number
+                for number, parameter in enumerate(
+                    parameter for group in optimizer.param_groups for parameter in group["params"]
+                )
+            }
+            states.append({})
+            for section in self._layout.sections:
+                for part in section.parts:
+                    if id(part.parameter) in numbers and self._optimizers[section.optimizer] is optimizer:
+                        found = self._state_of(part, section.parts, answers)
+                        if found:
+                            states[-1][numbers[id(part.parameter)]] = found
+        return states
+
+    def _state_of(self, part: Part, parts: Sequence[Part], answers: Sequence[Parcel]) -> dict[str, torch.Tensor]:
+        where = {number: (start, length) for number, start, length in self._layout.spans_of(part.name)}
+        at = 0
+        offsets = {}
+        for number, (_, length) in where.items():
+            offsets[number] = at
+            at += length
+        found: dict[str, torch.Tensor] = {}
+        for answer in answers:
+            for making in answer.detail.makes:
+                number = making.values.number
+                if number not in where:
+                    continue
+                start, length = where[number]
+                for name, place in making.state.items():
+                    value = answer.slice(place)
+                    if name == "step":
+                        found[name] = value.reshape(()).clone()
+                        continue
+                    flat = found.setdefault(name, torch.zeros(part.parameter.numel(), dtype=value.dtype))
+                    flat[offsets[number] : offsets[number] + length] = value[start : start + length]
+        return {name: value if name == "step" else value.view(part.parameter.shape) for name, value in found.items()}
+
+    def _gathered_tables(self, answers: Sequence[Parcel]) -> dict[str, Any]:
+        chunks: dict[str, list[Chunk]] = {spec.name: [] for spec in self._sparse.specs}
+        for answer in answers:
+            for one in answer.detail.chunks:
+                tensors = {name: answer.tensors[number] for name, number in one.tensors.items()}
+                rows = tensors.pop("rows")
+                chunks[one.table].append(Chunk(answer.tensors[one.ids], rows, tensors, answer.tensors[one.versions]))
+        return {name: pack(found) for name, found in chunks.items()}
+
+
+def _overlaps(part: Part, span: Span) -> bool:
+    return part.start < span.stop and part.stop > span.start
+
+
+def _cut(tensors: Sequence[torch.Tensor], parts: Sequence[Part], span: Span) -> torch.Tensor:
+    """What of these tensors, one for each part of a section, is in a span."""
+    pieces = [
+        tensor.reshape(-1)[max(span.start - part.start, 0) : span.stop - part.start]
+        for tensor, part in zip(tensors, parts, strict=True)
+        if _overlaps(part, span)
+    ]
+    return pieces[0].clone() if len(pieces) == 1 else torch.cat(pieces)
