@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from paceline.control.courier import Courier, Owner, reach
+from paceline.control.leases import LeaseGrant, LeaseReport
 from paceline.control.member_events import Exit, Say
 from paceline.control.messages import AgentDirective, AgentReport, Directive, Plan, Report, Vitals
 from paceline.control.progress import MAX_SENT, ProgressKeeper, Recorded
@@ -53,6 +54,15 @@ class Machine(Protocol):
     def report(self) -> Report: ...
 
 
+class LeaseHolder(Protocol):
+    """A worker's leases, where it does leases; called on the courier's thread."""
+
+    def report(self) -> LeaseReport | None:
+        """What to say of them; None while there is nothing to say."""
+
+    def hear(self, grant: LeaseGrant) -> None: ...
+
+
 AMachine = TypeVar("AMachine", bound=Machine)
 
 
@@ -85,6 +95,7 @@ class MemberClient(Generic[AMachine]):
         self._is_handing_out = False
         self._has_verdict = False
         self._is_main = False  # as of the last report
+        self.leases: LeaseHolder | None = None
         owner = Owner(self._compose, self._hear, self.progress.reconnected, on_orphaned, self._is_spent)
         self._courier = Courier(ticket, credentials, MEMBERS_ROOM, owner, heartbeat_s=heartbeat_s, orphan_s=orphan_s)
         self._courier.start()
@@ -139,7 +150,13 @@ class MemberClient(Generic[AMachine]):
         frames: list[tuple[str, Any]] = [("report", report)]
         if (progress := self.progress.take(self._is_main)) is not None:
             frames.append(("progress", progress))
+        if self.leases is not None and (leases := self.leases.report()) is not None:
+            frames.append(("leases", leases))
         return frames
+
+    def speak(self) -> None:
+        """Say what is new at once."""
+        self._courier.speak()
 
     def _hear(self, header: Header) -> None:
         if header.kind in ("directive", "plan"):
@@ -148,6 +165,9 @@ class MemberClient(Generic[AMachine]):
                 self.post(directive)
             except Exception:  # an error of `act` must not end the connection, without which nobody hears of it
                 logger.exception("acting on the coordinator's word failed")
+        elif header.kind == "leases":
+            if self.leases is not None:
+                self.leases.hear(header.read_body(LeaseGrant))
         elif header.kind == "recorded":
             self.progress.recorded(header.read_body(Recorded))
             if self._courier.is_closing or (self._is_main and self.progress.num_unrecorded() >= MAX_SENT):

@@ -30,6 +30,7 @@ from paceline.control.conflicts import Conflicts
 from paceline.control.coordinator_events import (
     Action,
     Connected,
+    Count,
     Disconnected,
     Drain,
     Event,
@@ -39,8 +40,10 @@ from paceline.control.coordinator_events import (
     Remember,
     Settings,
     Standing,
+    TellLeases,
     Tick,
 )
+from paceline.control.leases import Desk, LeaseReport, row_of
 from paceline.control.messages import (
     NOTHING,
     AgentReport,
@@ -68,17 +71,20 @@ class Coordinator:
         self._ready_since: float | None = None
         self._actions: list[Action] = []
         self._announced = False
-        standing, placement = Standing(), Placement()
+        standing, placement, leases = Standing(), Placement(), (-1, 0)
         for key, value in (remembered or {}).items():
             if key == "standing":
                 standing = msgspec.msgpack.decode(value, type=Standing)
             elif key == "placement":
                 placement = msgspec.msgpack.decode(value, type=Placement)
+            elif key == "leases":
+                leases = msgspec.msgpack.decode(value, type=tuple[int, int])
             elif key.startswith("member/"):
                 record = Record.restore(value, now)
                 self.records[record.member] = record
         self.standing = standing
         self._manager = ServerManager(settings.replicas, placement)
+        self._desk = Desk(leases)
         self._keep(term=standing.term + 1)
         self._first_actions = self._actions
 
@@ -100,6 +106,7 @@ class Coordinator:
             self._tell_all()
         for event in events:
             self._answer(event)
+        self._grant([event.member for event in events if isinstance(event, LeaseReport)])
         # What is to be remembered comes before what is said; both keep their order.
         return sorted(self._actions, key=lambda action: not isinstance(action, Remember))
 
@@ -137,6 +144,17 @@ class Coordinator:
         record.connected = True
         return record.take(report)
 
+    def _on_leasereport(self, report: LeaseReport) -> bool:
+        record = self.records.get(report.member)
+        if record is None or record.fate is not None:
+            return False
+        record.heard = self._now
+        news = self._desk.take(report)
+        if news:
+            generation = self.standing.current.generation if self.standing.current is not None else 0
+            self._actions.append(Count(tuple(row_of(report, one, generation) for one in news)))
+        return False
+
     def _on_agentreport(self, report: AgentReport) -> bool:
         return self._agents.take(report, self._now)
 
@@ -165,10 +183,14 @@ class Coordinator:
     def _on_halt(self, event: Halt) -> bool:
         if not self.standing.halting and not self.standing.over:
             self._keep(halting=event.reason)
+            self._desk.stop()
             self._note("halting", None, event.reason)
         return True
 
     def _on_tick(self, _: Tick) -> bool:
+        if (reached := self._desk.to_remember()) is not None:
+            self._desk.remembered = reached
+            self._actions.append(Remember("leases", msgspec.msgpack.encode(reached)))
         return True
 
     # -- deciding ----------------------------------------------------------------------------------------------------
@@ -231,6 +253,7 @@ class Coordinator:
     def _end(self, record: Record, fate: Fate, reason: str) -> None:
         record.fate = fate
         record.reason = reason
+        self._desk.bury(record.member)
         self._save(record)
         self._note(fate.value, record, reason)
 
@@ -297,6 +320,8 @@ class Coordinator:
         if any(record.report.fenced < fence for record in survivors):
             return
         holders = [record for record in survivors if record.report.applied > NOTHING]
+        if self.standing.leased and any(not record.is_going for record in holders):
+            holders = [record for record in holders if not record.is_going]  # they go when their lease is done
         if all(record.report.left for record in holders):
             holders = []  # those whom they left may have gone on, and have said so to nobody that lives
         if not holders:
@@ -317,7 +342,12 @@ class Coordinator:
             holders.remove(record)
         ahead = [record for record in holders if record.report.applied == base]
         gifts = gifts_for([record for record in holders if record.report.applied == base - 1], ahead)
-        self._issue(Plan(fence, Start.RECOVER, self._seats(holders), base, gifts))
+        coming: list[Record] = []
+        if self.standing.leased:
+            coming = self._coming(current, len(holders))
+            gifts |= gifts_for(coming, ahead)
+        newcomers = tuple(record.member for record in coming)
+        self._issue(Plan(fence, Start.RECOVER, self._seats([*holders, *coming]), base, gifts, newcomers))
 
     def _gather(self) -> None:
         """Found the run when enough members are ready."""
@@ -435,25 +465,29 @@ class Coordinator:
                 self._keep(pending=None)
             return
         staying = [self.records[member] for member in current.members if not self.records[member].is_going]
-        coming = [
-            record
-            for record in self.alive
-            if record.connected
-            and record.report.phase is Phase.READY
-            and not record.is_going
-            and current.rank_of(record.member) < 0
-        ][: max(0, self.settings.most - len(staying))]
+        coming = self._coming(current, len(staying))
         if not staying and coming and not self.standing.halting:
             staying = [self.records[member] for member in current.members]  # they hand over first, and go with the next
         if not staying and not self.standing.halting:
             self._keep(halting="all members were asked to leave")
+            self._desk.stop()
         if not staying or (len(staying) == len(current.members) and not coming):
             if withdrawn:
                 self._keep(pending=None)
             return
+        if self.standing.leased:  # where there is no step, there is no header to agree on a switch in
+            self._keep(fence=self.standing.newest + 1)
+            self._recover()
+            return
         gifts = gifts_for(coming, staying)
         generation = self.standing.newest + 1
         self._issue(Plan(generation, Start.SWITCH, self._seats([*staying, *coming]), NOTHING, gifts))
+
+    def _coming(self, current: Plan, num_staying: int) -> list[Record]:
+        """Who is ready for a seat and has none."""
+        ready = [record for record in self.alive if record.connected and record.report.phase is Phase.READY]
+        coming = [record for record in ready if not record.is_going and current.rank_of(record.member) < 0]
+        return coming[: max(0, self.settings.most - num_staying)]
 
     def _issue(self, plan: Plan) -> None:
         if plan.start is Start.SWITCH:
@@ -476,7 +510,7 @@ class Coordinator:
             return
         if self.standing.facts is None or (self.standing.founded == 0 and not self._has_witness(record)):
             mine = record.introduction
-            self._keep(facts=mine.facts, parameters=mine.parameters, ranges=mine.ranges)
+            self._keep(facts=mine.facts, parameters=mine.parameters, ranges=mine.ranges, leased=mine.leased)
             return
         difference = founding.difference(self.standing.facts, self.standing.parameters, record.introduction)
         if difference:
@@ -543,6 +577,9 @@ class Coordinator:
 
     def _tell_agent(self, agent: str, *, asked: bool) -> None:
         self._actions += self._speech.to_agent(agent, self._agents, self.records.values(), self.standing, asked=asked)
+
+    def _grant(self, asked: Sequence[str]) -> None:
+        self._actions += [TellLeases(grant) for grant in self._desk.grants(self.standing.term, asked)]
 
     # -- remembering -------------------------------------------------------------------------------------------------
 

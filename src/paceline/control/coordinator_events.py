@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from paceline.control.leases import LeaseGrant, LeaseReport
 from paceline.control.messages import NOTHING, AgentDirective, AgentReport, Directive, Plan, Report
+from paceline.control.progress import StepRow
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +84,7 @@ class Tick(NamedTuple):
     pass
 
 
-Event = Report | AgentReport | Connected | Disconnected | Drain | Halt | Tick
+Event = Report | LeaseReport | AgentReport | Connected | Disconnected | Drain | Halt | Tick
 
 
 class Tell(NamedTuple):
@@ -91,6 +93,16 @@ class Tell(NamedTuple):
 
 class TellAgent(NamedTuple):
     directive: AgentDirective
+
+
+class TellLeases(NamedTuple):
+    grant: LeaseGrant
+
+
+class Count(NamedTuple):
+    """Leases are done: for the run's database."""
+
+    rows: tuple[StepRow, ...]
 
 
 class Remember(NamedTuple):
@@ -115,7 +127,7 @@ class Over(NamedTuple):
     reason: str
 
 
-Action = Tell | TellAgent | Remember | Note | Over
+Action = Tell | TellAgent | TellLeases | Count | Remember | Note | Over
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -129,6 +141,7 @@ class Standing(msgspec.Struct, frozen=True):
     facts: dict[str, str] | None = None
     parameters: tuple[str, ...] = ()
     ranges: tuple[int, ...] = ()  # the bytes of each that is kept on servers
+    leased: bool = False  # workers do leases, not steps together
     founded: int = 0  # how often the run was founded
     reached: int = NOTHING  # the highest operation known to be applied
     over: str = ""  # "", "ended", "failed"

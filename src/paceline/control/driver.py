@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -22,6 +22,7 @@ from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import (
     Action,
     Connected,
+    Count,
     Disconnected,
     Event,
     Note,
@@ -29,15 +30,21 @@ from paceline.control.coordinator_events import (
     Remember,
     Tell,
     TellAgent,
+    TellLeases,
 )
 from paceline.control.journal import Happening, Journal, JournalError
 from paceline.control.messages import Directive, Report
+from paceline.control.progress import StepRow
 from paceline.control.switchboard import Switchboard
 from paceline.errors import ConnectionLost
 
 logger = logging.getLogger("paceline.control")
 
 PLAN_AGAIN_S = 2.0
+
+
+def _ignore(_: tuple[StepRow, ...]) -> None:
+    pass
 
 
 class Driver:
@@ -49,6 +56,7 @@ class Driver:
     ) -> None:
         self.failure: JournalError | None = None
         self.over: Over | None = None
+        self.on_count: Callable[[tuple[StepRow, ...]], None] = _ignore
         self.machine = machine
         self._journal = journal
         self._members, self._agents = members, agents
@@ -103,6 +111,10 @@ class Driver:
         for action in actions:
             if isinstance(action, Tell):
                 self._tell(action.directive)
+            elif isinstance(action, TellLeases):
+                self._members.put(action.grant.member, "leases", action.grant)
+            elif isinstance(action, Count):
+                self.on_count(action.rows)
             elif isinstance(action, TellAgent):
                 self._agents.put(action.directive.agent, "directive", action.directive)
             elif isinstance(action, Over):

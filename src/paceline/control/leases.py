@@ -19,12 +19,22 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.control.lease_set import LeaseSet
+from paceline.control.progress import StepRow
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True):
+    """A lease that is done, with the mean loss of its samples and how long it took."""
+
+    lease: int
+    loss: float = 0.0
+    seconds: float = 0.0
 
 
 class LeaseReport(msgspec.Struct, frozen=True):
     """All that matters of a worker's leases: those it holds, the one it is at (-1: none), those it has done and has not
     been told that they are remembered. `heard` is the number of the newest grant it knows, `wants` how many it would
-    like to hold. The epoch has `num_leases`, of which `begun` were done before the run was founded."""
+    like to hold. The epoch has `num_leases` of `batch` samples, of which `begun` were done before the run was founded;
+    `length` samples in all."""
 
     member: str
     epoch: int
@@ -33,13 +43,16 @@ class LeaseReport(msgspec.Struct, frozen=True):
     wants: int = 0
     held: tuple[int, ...] = ()
     started: int = -1
-    done: tuple[int, ...] = ()
+    done: tuple[Done, ...] = ()
+    batch: int = 1
+    length: int = 0
     begun: LeaseSet = msgspec.field(default_factory=LeaseSet)
 
 
 class LeaseGrant(msgspec.Struct, frozen=True):
     """The leases that a worker holds, as the coordinator sees it. All below `settled` are done, and all below `prefix`
-    are remembered as done; `is_finished` when all of the epoch are."""
+    are remembered as done; `is_finished` when all of the epoch are. `is_stopped`: no more leases are handed out, because
+    the run is to end."""
 
     term: int
     number: int
@@ -49,6 +62,7 @@ class LeaseGrant(msgspec.Struct, frozen=True):
     settled: int = 0
     prefix: int = 0
     is_finished: bool = False
+    is_stopped: bool = False
 
 
 class Desk:
@@ -67,29 +81,37 @@ class Desk:
         self._number = 0
         self._told: dict[str, tuple[object, ...]] = {}
         self._late: dict[str, int] = {}  # workers that ask for an epoch that is over
+        self._is_stopped = False
 
     @property
     def done(self) -> LeaseSet:
         return self._done
 
-    def take(self, report: LeaseReport) -> None:
-        """A worker's report; the newest counts, and the shell keeps their order."""
+    def stop(self) -> None:
+        """Hand out nothing more. An epoch of which all leases are done by then is finished, any other is not."""
+        self._is_stopped = True
+
+    def take(self, report: LeaseReport) -> list[Done]:
+        """A worker's report; the newest counts, and the shell keeps their order. Returns what was not known to be
+        done."""
         if report.epoch > self._epoch:
             self._open(report)
         self._late.pop(report.member, None)
         if report.epoch < self._epoch:
             self._late[report.member] = report.epoch
-            return
+            return []
         self._reports[report.member] = report
         granted = self._granted.setdefault(report.member, {})
-        for lease in report.done:
-            self._done.add(self._epoch, lease)
+        news = [] if self._is_final() else [one for one in report.done if not self._done.has(self._epoch, one.lease)]
+        for one in news:
+            self._done.add(self._epoch, one.lease)
         held = set(report.held)
         for lease in [lease for lease, number in granted.items() if number <= report.heard and lease not in held]:
             self._let_go(report.member, lease)  # done, or put back
         for lease in held - granted.keys():
             if not self._done.has(self._epoch, lease) and lease not in self._holder:
                 self._hand(report.member, lease)  # this desk had forgotten
+        return news
 
     def _open(self, report: LeaseReport) -> None:
         self._epoch, self._num_leases = report.epoch, report.num_leases
@@ -112,7 +134,12 @@ class Desk:
 
     def grants(self, term: int, asked: Iterable[str] = ()) -> list[LeaseGrant]:
         """What to tell whom: those who asked, and those for whom something is new."""
-        self._hand_returned()
+        if self._is_stopped:
+            for granted in self._granted.values():
+                granted.clear()
+            self._holder.clear()
+        else:
+            self._hand_returned()
         for member in sorted(self._reports, key=lambda name: len(self._granted[name])):
             self._serve(self._reports[member])
         found = []
@@ -122,7 +149,7 @@ class Desk:
                 found.append(LeaseGrant(term, self._number, member, self._late[member], is_finished=True))
         for member in self._reports:
             leases = tuple(sorted(self._granted.get(member, ())))
-            content = (self._epoch, leases, self._is_finished())
+            content = (self._epoch, leases, self._is_finished(), self._is_final())
             if self._told.get(member) == content and member not in asked:
                 continue
             self._told[member] = content
@@ -133,7 +160,17 @@ class Desk:
             prefix = self.remembered[1] if self.remembered[0] == self._epoch else 0
             settled = self._done.prefix
             found.append(
-                LeaseGrant(term, self._number, member, self._epoch, leases, settled, prefix, self._is_finished())
+                LeaseGrant(
+                    term,
+                    self._number,
+                    member,
+                    self._epoch,
+                    leases,
+                    settled,
+                    prefix,
+                    self._is_finished(),
+                    self._is_final(),
+                )
             )
         return found
 
@@ -148,7 +185,7 @@ class Desk:
 
     def _serve(self, report: LeaseReport) -> None:
         granted = self._granted[report.member]
-        while len(granted) < report.wants:
+        while len(granted) < report.wants and not self._is_stopped:
             lease = self._free_lease()
             if lease < 0 and not granted:
                 lease = self._take_back(report.member)
@@ -198,6 +235,10 @@ class Desk:
     def _is_finished(self) -> bool:
         return self._epoch >= 0 and len(self._done) >= self._num_leases
 
+    def _is_final(self) -> bool:
+        """Whether the epoch was stopped before its end: then nothing more is counted, so that all workers end alike."""
+        return self._is_stopped and not self._is_finished()
+
     def to_remember(self) -> tuple[int, int] | None:
         """(epoch, prefix), if it is more than what is remembered."""
         now = (self._epoch, self._done.prefix)
@@ -215,22 +256,26 @@ class Hand:
         self._num_leases = 0
         self._begun = LeaseSet()
         self._held: list[int] = []
-        self._done: set[int] = set()
+        self._done: dict[int, Done] = {}
         self._started = -1
+        self._batch = 1
+        self._length = 0
         self.settled = 0
         self.is_finished = False
+        self.is_stopped = False
         self.is_leaving = False
 
-    def open(self, epoch: int, num_leases: int, begun: LeaseSet) -> None:
+    def open(self, epoch: int, num_leases: int, begun: LeaseSet, batch: int = 1, length: int = 0) -> None:
         """An epoch begins."""
         self.epoch, self._num_leases, self._begun = epoch, num_leases, begun
-        self._held, self._done, self._started = [], set(), -1
+        self._batch, self._length = batch, length
+        self._held, self._done, self._started = [], {}, -1
         self.settled = begun.prefix if begun.epoch == epoch else 0
         self.is_finished = False
 
     def report(self) -> LeaseReport:
         wants = 0 if self.is_leaving else self._num_ahead
-        done = tuple(sorted(self._done))
+        done = tuple(self._done[lease] for lease in sorted(self._done))
         return LeaseReport(
             self._member,
             self.epoch,
@@ -240,6 +285,8 @@ class Hand:
             tuple(self._held),
             self._started,
             done,
+            self._batch,
+            self._length,
             self._begun,
         )
 
@@ -248,11 +295,12 @@ class Hand:
         if order <= self._order or grant.epoch != self.epoch:
             return
         self._order = order
-        self._done = {lease for lease in self._done if lease >= grant.prefix}
+        self._done = {lease: done for lease, done in self._done.items() if lease >= grant.prefix}
         kept = [self._started] if self._started >= 0 else []
         self._held = sorted({*kept, *(lease for lease in grant.leases if lease not in self._done)})
         self.settled = max(self.settled, grant.settled)
         self.is_finished = grant.is_finished
+        self.is_stopped = grant.is_stopped
 
     def start(self) -> int:
         """The lease to do now, the lowest; -1 if none is there."""
@@ -268,12 +316,26 @@ class Hand:
         """Whether a lease below the one that was started waits here."""
         return bool(self._held) and self._held[0] < self._started
 
-    def finish(self, lease: int) -> None:
+    def finish(self, lease: int, loss: float = 0.0, seconds: float = 0.0) -> None:
         """A lease that was started is done."""
-        self._done.add(lease)
+        self._done[lease] = Done(lease, loss, seconds)
         self._held = [other for other in self._held if other != lease]
         if self._started == lease:
             self._started = -1
 
     def num_waiting(self) -> int:
         return len(self._held) - (self._started >= 0)
+
+
+def row_of(report: LeaseReport, done: Done, generation: int) -> StepRow:
+    """A lease that is done, as a row of the run's database: as if leases were steps."""
+    position = done.lease * report.batch
+    return StepRow(
+        operation=report.epoch * report.num_leases + done.lease + 1,
+        generation=generation,
+        epoch=report.epoch,
+        position=position,
+        count=min(report.batch, report.length - position),
+        loss=done.loss,
+        seconds=done.seconds,
+    )

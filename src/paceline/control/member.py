@@ -266,7 +266,8 @@ class Member:
         else:
             for member, source in plan.gifts.items():
                 if source == self.name:
-                    self._do(Give(plan, member, whole=plan.start is not Start.RECOVER))
+                    is_new = plan.start is not Start.RECOVER or member in plan.newcomers
+                    self._do(Give(plan, member, whole=is_new))
             if self.phase is Phase.READY:
                 self.phase = Phase.ACTIVE
             self._proceed()

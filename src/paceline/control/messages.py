@@ -55,13 +55,14 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     """Who takes part, in order of rank. Immutable; a generation is used for one plan only.
 
     `base` is the operation after which all stand when it starts (in a switch it is agreed in band). `gifts` says from
-    whom a member gets what it lacks."""
+    whom a member gets what it lacks; `newcomers` lack everything."""
 
     generation: int
     start: Start
     seats: tuple[Seat, ...]
     base: int = NOTHING
     gifts: dict[str, str] = {}
+    newcomers: tuple[str, ...] = ()
 
     def rank_of(self, member: str) -> int:
         """The rank of a member, or -1."""
@@ -84,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 class Introduction(msgspec.Struct, frozen=True):
     """Who a member is, and what must be alike on all members: `facts` (versions, sizes, fingerprints) and a line for
     each parameter. `capacity` and `tried` say how fast it may be, as in its seat. `ranges` are the bytes of each range
-    that it needs servers to hold; none if it needs no servers."""
+    that it needs servers to hold; none if it needs no servers. `leased` says that workers do leases, not steps together."""
 
     card: Card
     pid: int
@@ -95,6 +96,7 @@ class Introduction(msgspec.Struct, frozen=True):
     capacity: float = 0.0
     tried: tuple[float, float] | None = None
     ranges: tuple[int, ...] = ()
+    leased: bool = False
 
 
 class Serving(msgspec.Struct, frozen=True):

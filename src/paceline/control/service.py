@@ -37,6 +37,7 @@ from paceline.control.driver import Driver
 from paceline.control.folder import FolderLock, FolderRefused, prepare
 from paceline.control.invitation import Door
 from paceline.control.journal import Journal, MemberState
+from paceline.control.leases import LeaseReport
 from paceline.control.messages import AgentReport, Plan, Report
 from paceline.control.progress import Progress, Recorded
 from paceline.control.recorder import Recorder, states_of
@@ -114,6 +115,7 @@ class Service:
             self._door = stack.enter_context(contextlib.closing(self._make_door(identity, remembered)))
             self._begin()
             self._recorder = Recorder(self._journal, self._look, self._answer)
+            self._driver.on_count = self._recorder.count
             stack.callback(self._recorder.halt)
             tickets.write_access(self._folder, Access(os.getpid(), self.ticket))
             self._cleanup = stack.pop_all()
@@ -188,6 +190,10 @@ class Service:
                 if introduction.card.fingerprint != visitor.fingerprint:
                     raise ProtocolError("it introduced itself with another certificate than it has")
             self._driver.post(report)
+        elif header.kind == "leases":
+            leases = header.read_body(LeaseReport)
+            _check_speaker(visitor, leases.member)
+            self._driver.post(leases)
         elif header.kind == "progress":
             progress = header.read_body(Progress)
             _check_speaker(visitor, progress.member)

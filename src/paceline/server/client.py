@@ -93,15 +93,24 @@ class GroupClient:
 
     # -- errands -----------------------------------------------------------------------------------------------------
 
-    def run(self, errand: Errand, pack: Pack, what: str, seconds: float = ERRAND_S) -> None:
-        """Do an errand; `pack` gives the parcel of each request. What was wanted is there when this returns."""
+    def run(
+        self,
+        errand: Errand,
+        pack: Pack,
+        what: str,
+        *,
+        seconds: float = ERRAND_S,
+        is_enough: Callable[[], bool] | None = None,
+    ) -> None:
+        """Do an errand; `pack` gives the parcel of each request. What was wanted is there when this returns, unless
+        `is_enough`, asked between two tries, said that what is done suffices."""
         deadline = Deadline(seconds, what)
         pause_s = _SHORTEST_S
         try:
             while True:
                 placement = self._placement
                 self._exchange(errand, placement, pack, deadline)
-                if errand.is_done:
+                if errand.is_done or (is_enough is not None and is_enough()):
                     return
                 self._look_at_refusals(errand, deadline)
                 self._wait_for_news(placement, pause_s)

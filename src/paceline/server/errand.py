@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.placement.placement import Placement
-from paceline.server.messages import Answer, Commit, Need, Push, Refusal, Request
+from paceline.server.messages import Answer, Commit, Need, Push, Record, Refusal, Request
 
 
 class Errand:
@@ -22,9 +22,11 @@ class Errand:
         commit: Commit | None = None,
         push: Push | None = None,
         pull: Need | None = None,
+        exports: bool = False,
     ) -> None:
         numbers = tuple(ranges)
-        self._content = Request(0, (), commit, push, pull)
+        self._content = Request(0, (), commit, push, pull, exports)
+        self.records: dict[int, Record] = {}  # of ranges that were exported
         self._to_push = set(numbers) if commit is not None or push is not None else set()
         self._to_pull = set(numbers) if pull is not None else set()
         self._under_way: dict[str, Request] = {}
@@ -55,13 +57,14 @@ class Errand:
             if pushes:
                 found[server] = msgspec.structs.replace(content, version=placement.version, ranges=pushes)
             elif pulls:
-                found[server] = Request(placement.version, pulls, pull=content.pull)
+                found[server] = Request(placement.version, pulls, pull=content.pull, exports=content.exports)
         self._under_way.update(found)
         return found
 
     def answered(self, server: str, answer: Answer) -> Request:
         """An answer came; the request that it answers."""
         request = self._under_way.pop(server)
+        self.records.update(answer.records)
         for number in request.ranges:
             if number not in answer.pushed:
                 self._to_push.discard(number)

@@ -230,12 +230,16 @@ class Keeper:
         if request.push is not None:
             left = [number for number in mine if number not in pushed]
             self._push(left, request.push, parcel, pushed)
-        answer = None
+        answer, records = None, {}
         if request.pull is not None:
             left = [number for number in mine if self._is_seen(number, request, pulled)]
             answer = self._store.pull(left, parcel)
+            if request.exports:
+                records = {number: self._tenures[number].record() for number in left}
         tenures = {number: self._tenures[number] for number in mine}
-        return Outcome(request, Answer(self.placement.version, pushed, pulled), answer, self._waits_for(mine), tenures)
+        return Outcome(
+            request, Answer(self.placement.version, pushed, pulled, records), answer, self._waits_for(mine), tenures
+        )
 
     def _refusal(self, number: int, request: Request) -> Refusal | None:
         is_behind = request.version > self.placement.version
@@ -312,7 +316,8 @@ class Keeper:
                 self._throw_away(number, push.generation, push.step)
             self._store.stage(ranges, push, parcel)
         elif isinstance(push, Apply):
-            self._store.apply(ranges, push, parcel)
+            if not push.is_void:
+                self._store.apply(ranges, push, parcel)
         else:
             self._store.load(ranges, parcel)
         for number in ranges:
@@ -420,7 +425,13 @@ class Keeper:
             for number, tenure in outcome.tenures.items()
             if not self._is_primary(number) or self._tenures.get(number) is not tenure
         }
-        return Answer(self.placement.version, {**answer.pushed, **moved}, {**answer.pulled, **moved}, answer.detail)
+        return Answer(
+            self.placement.version,
+            {**answer.pushed, **moved},
+            {**answer.pulled, **moved},
+            answer.records,
+            answer.detail,
+        )
 
     def _is_primary(self, number: int) -> bool:
         if number >= len(self.placement.ranges) or number in self._disowned:

@@ -46,12 +46,13 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag="fence"):
 
 class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
     """The gradients of a lease, which are applied at once, and once only. `number` is that of the update, from 1, as
-    if leases were done one after the other."""
+    if leases were done one after the other. One that `is_void` counts, and changes nothing."""
 
     epoch: int
     lease: int
     number: int = 1
     scale: float = 1.0
+    is_void: bool = False
     settings: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
@@ -82,22 +83,25 @@ class Need(msgspec.Struct, frozen=True, array_like=True):
 
 class Request(msgspec.Struct, frozen=True):
     """`version` is the placement that the worker goes by. `detail` describes the tensors that come along, and what is
-    to be pulled, for the store."""
+    to be pulled, for the store. `exports` asks for the whole state of the ranges."""
 
     version: int
     ranges: tuple[int, ...]
     commit: Commit | None = None
     push: Push | None = None
     pull: Need | None = None
+    exports: bool = False
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`version` is the placement that the server goes by. Ranges that are not named are done."""
+    """`version` is the placement that the server goes by. Ranges that are not named are done. `records` say what has
+    been applied to ranges that were exported."""
 
     version: int
     pushed: dict[int, Refusal] = {}
     pulled: dict[int, Refusal] = {}
+    records: dict[int, Record] = {}
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
