@@ -343,7 +343,7 @@ class Coordinator:
         ahead = [record for record in holders if record.report.applied == base]
         gifts = gifts_for([record for record in holders if record.report.applied == base - 1], ahead)
         coming: list[Record] = []
-        if self.standing.leased:
+        if self.standing.leased and all(record.report.joinable for record in holders):
             coming = self._coming(current, len(holders))
             gifts |= gifts_for(coming, ahead)
         newcomers = tuple(record.member for record in coming)
@@ -466,6 +466,8 @@ class Coordinator:
             return
         staying = [self.records[member] for member in current.members if not self.records[member].is_going]
         coming = self._coming(current, len(staying))
+        if self.standing.leased and not all(record.report.joinable for record in staying):
+            coming = []
         if not staying and coming and not self.standing.halting:
             staying = [self.records[member] for member in current.members]  # they hand over first, and go with the next
         if not staying and not self.standing.halting:

@@ -51,8 +51,8 @@ class LeaseReport(msgspec.Struct, frozen=True):
 
 class LeaseGrant(msgspec.Struct, frozen=True):
     """The leases that a worker holds, as the coordinator sees it. All below `settled` are done, and all below `prefix`
-    are remembered as done; `is_finished` when all of the epoch are. `is_stopped`: no more leases are handed out, because
-    the run is to end."""
+    are remembered as done; `is_finished` when all of the epoch are. `is_stopped`: no more leases are handed out,
+    because the run is to end."""
 
     term: int
     number: int
@@ -323,8 +323,8 @@ class Hand:
         if self._started == lease:
             self._started = -1
 
-    def num_waiting(self) -> int:
-        return len(self._held) - (self._started >= 0)
+    def num_held(self) -> int:
+        return len(self._held)
 
 
 def row_of(report: LeaseReport, done: Done, generation: int) -> StepRow:

@@ -31,6 +31,7 @@ from paceline.control.member_events import (
     Kind,
     Leave,
     Looked,
+    Looping,
     Ready,
     Say,
     Staged,
@@ -74,6 +75,7 @@ class Member:
         self._dead: tuple[str, ...] = ()
         self._told = 0  # the newest plan heard of
         self._placement = 0  # the newest one heard of
+        self._joinable = False
         self._offered: Plan | None = None  # what this member's slot named in the operation under way
         self.agreed: Plan | None = None  # what all slots named: it starts at the next clean point
         self._fresh = False  # no operation has been completed in this plan yet
@@ -125,6 +127,7 @@ class Member:
             burden_in=self._burden.generation,
             cause=self._cause,
             placement=self._placement,
+            joinable=self._joinable,
             introduction=None if self._introduced else self._introduction,
         )
 
@@ -162,6 +165,11 @@ class Member:
         is_news = event.member != self._burden.member
         self._burden = event
         if is_news or event.member:
+            self._say()
+
+    def _on_looping(self, _: Looping) -> None:
+        if not self._joinable:
+            self._joinable = True
             self._say()
 
     def _on_stop(self, _: Stop) -> None:
@@ -365,6 +373,7 @@ class Member:
     def _apply(self, plan: Plan, operation: int) -> None:
         self._do(Apply(plan, operation, operation - 1))
         self.applied = operation
+        self._joinable = False
         if self._wanted is Kind.END:
             self.phase = Phase.ENDED
             self._say()

@@ -109,8 +109,13 @@ class Fail(NamedTuple):
     cause: str
 
 
+class Looping(NamedTuple):
+    """The training does leases from now on, until its next operation."""
+
+
 Event = (
-    Ready
+    Looping
+    | Ready
     | Looked
     | Burden
     | Begin

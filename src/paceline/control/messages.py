@@ -85,7 +85,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 class Introduction(msgspec.Struct, frozen=True):
     """Who a member is, and what must be alike on all members: `facts` (versions, sizes, fingerprints) and a line for
     each parameter. `capacity` and `tried` say how fast it may be, as in its seat. `ranges` are the bytes of each range
-    that it needs servers to hold; none if it needs no servers. `leased` says that workers do leases, not steps together."""
+    that it needs servers to hold; none if it needs no servers. `leased` says that workers do leases, not steps
+    together."""
 
     card: Card
     pid: int
@@ -120,7 +121,8 @@ class Report(msgspec.Struct, frozen=True):
     `checkpoint` is the newest operation that it could found the run from. `left` is the generation
     by whose switch it left the run, 0 while it has not. `burden` is a member without which the run would be faster, as
     seen in generation `burden_in`, and `why_burden` the figures. `placement` is the newest version of the placement it
-    has been told of, `serving` what only servers say."""
+    has been told of, `serving` what only servers say. `joinable` says, where workers do leases, that this one is in its loop
+    over them, or has done no operation since: others may join now."""
 
     member: str
     number: int
@@ -143,6 +145,7 @@ class Report(msgspec.Struct, frozen=True):
     cause: str = ""
     placement: int = 0
     serving: Serving | None = None
+    joinable: bool = False
     introduction: Introduction | None = None
 
 

@@ -51,14 +51,14 @@ class Aggregation(Protocol):
         """Make the update that was decided."""
 
     def gift(self) -> dict[str, Any]:
-        """The tables that a newcomer needs."""
+        """What a newcomer needs beside the model and the optimizers' states: "tables" by name."""
 
     def full_state(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the model and this worker's optimizers: tables, and the optimizers' states as
-        `state_dict` has them where they are elsewhere."""
+        """What a checkpoint needs beside that: "tables", where they are elsewhere, and then "optimizers" as their
+        `state_dict` has them, and "leases", what has been applied to each range."""
 
-    def load_tables(self, tables: Mapping[str, Any]) -> None:
-        """Become what `full_state` gave for tables."""
+    def load(self, part: Mapping[str, Any]) -> None:
+        """Become what `gift` or `full_state` gave; anything may be missing."""
 
     def close(self) -> None: ...
 
@@ -97,13 +97,13 @@ class Reduced:
         self._tables.apply()
 
     def gift(self) -> dict[str, Any]:
-        return self._tables.state()
+        return {"tables": self._tables.state()}
 
     def full_state(self) -> dict[str, Any]:
         return {}  # a newcomer gets everything too
 
-    def load_tables(self, tables: Mapping[str, Any]) -> None:
-        self._tables.load(tables)
+    def load(self, part: Mapping[str, Any]) -> None:
+        self._tables.load(part.get("tables", {}))
 
     def close(self) -> None:
         self._guard.close()

@@ -76,7 +76,7 @@ class Flats:
     def reduce(self, examined: Examined) -> None:
         """The servers add up; here is only to be seen whether there is anything that must not be."""
         for gradients in self._gradients:
-            examined.look_finite(gradients)
+            examined.look(gradients)
 
     def has_late(self) -> bool:
         return False

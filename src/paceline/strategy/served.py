@@ -6,7 +6,7 @@
 
 With `dense` being None the dense parameters are on servers too, else that aggregation has them, and only the rows of
 tables are on servers (hybrid). `recall` brings back what the newest checkpoint has of optimizers and tables, after a
-loss.
+loss; `is_loader` says whether this worker loads what is empty.
 
 Invariants
 - A step is committed only after all workers have staged it, and everybody who lives and knows that it counts says so
@@ -26,12 +26,12 @@ import msgspec
 import torch
 
 from paceline.collective import Group
-from paceline.placement.placement import Placement
+from paceline.control.lease_set import LeaseSet
 from paceline.server.client import GroupClient
 from paceline.server.dense import settings_of
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout, lay_out
-from paceline.server.messages import Commit, Fence, Load, Need, Request, Stage
+from paceline.server.messages import Apply, Commit, Fence, Load, Need, Request, Stage
 from paceline.server.parcels import Detail, Packing, Parcel, Slice, Squares, UpdateSettings
 from paceline.strategy.aggregation import Aggregation, Standing
 from paceline.strategy.collector import Collector, Store
@@ -39,7 +39,7 @@ from paceline.strategy.flats import Flats
 from paceline.strategy.header import Rows
 from paceline.strategy.numerics import Examined
 from paceline.strategy.served_rows import ServedRows
-from paceline.strategy.served_state import ServedState
+from paceline.strategy.served_state import ServedState, lease_set
 from paceline.strategy.sparse import RowGradients, Sparse
 from paceline.wire.deadline import Deadline
 
@@ -58,6 +58,7 @@ class Served:
         parameters: Mapping[str, torch.Tensor],
         tell: Tell,
         recall: Callable[[], None],
+        is_loader: Callable[[], bool],
         dense: Aggregation | None = None,
     ) -> None:
         self._sparse = sparse
@@ -65,6 +66,7 @@ class Served:
         self._dense = dense
         self._tell = tell
         self._recall = recall
+        self._is_loader = is_loader
         served = {} if dense is not None else dict(parameters)
         self.layout: Layout = lay_out(served, optimizers, has_tables=bool(sparse.specs))
         for section in self.layout.sections:  # refuses what cannot be cut, by name
@@ -74,7 +76,9 @@ class Served:
         self._rank = 0
         self._size = 1
         self._standing = Standing()
+        self._done = LeaseSet()  # leases that are known to be done everywhere
         self._commit: Commit | None = None
+        self._state = ServedState(self.layout, sparse, optimizers)
 
     def connect(self, client: GroupClient) -> None:
         """The way to the servers is there: before the first group is bound."""
@@ -82,7 +86,6 @@ class Served:
         client.on_empty = self._load_empty
         self._flats = Flats(self.layout, client)
         self._rows = ServedRows(self.layout, self._sparse, client)
-        self._state = ServedState(self.layout, self._sparse, self._optimizers, client)
         self._sparse.source = self._rows
 
     @property
@@ -102,7 +105,7 @@ class Served:
             settling = decode(standing.settling)
             self._run(
                 f"beginning generation {standing.generation}",
-                lambda _: Parcel(),
+                _nothing_to_pack,
                 commit=settling,
                 push=Fence(standing.generation),
             )
@@ -114,23 +117,22 @@ class Served:
 
     def _load_empty(self, empty: set[int]) -> None:
         """Ranges without a state: at the beginning, or lost since. One worker loads them, the others wait."""
-        if self._rank != 0:
+        if not self._is_loader():
             return
         placement = self.client.placement
-        by_origin: dict[int, set[int]] = {}
-        for number in empty:
-            by_origin.setdefault(placement.ranges[number].origin, set()).add(number)
-        for origin, numbers in by_origin.items():
-            self._load(numbers, origin, is_lost=origin > placement.began)
-
-    def _load(self, numbers: set[int], origin: int, *, is_lost: bool) -> None:
-        push = Load(origin, is_lost, step=self._standing.step)
-        errand = Errand(numbers, push=push)
-        if is_lost:
+        lost = {number for number in empty if placement.ranges[number].origin > placement.began}
+        if lost:
             self._recall()
-            text = self._state.describe_loss(numbers, self._standing.step)
-            self._tell("lost updates", text)
-        self.client.run(errand, self._state.pack_load, f"loading {len(numbers)} ranges")
+            self._tell("lost updates", self._state.describe_loss(lost, self._standing.step))
+        loads: dict[Load, set[int]] = {}
+        for number in empty:
+            is_lost = number in lost
+            done = self._done if is_lost else self._state.leases.get(number, LeaseSet())
+            record = (done.epoch, done.prefix, tuple(sorted(done.beyond)))
+            load = Load(placement.ranges[number].origin, is_lost, self._standing.step, *record)
+            loads.setdefault(load, set()).add(number)
+        for load, numbers in loads.items():
+            self.client.run(Errand(numbers, push=load), self._state.pack_load, f"loading {len(numbers)} ranges")
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -195,11 +197,7 @@ class Served:
         self._standing = self._standing._replace(step=commit.step)
         self._rows.need = Need(step=commit.step)
 
-        def pack(request: Request) -> Parcel:
-            wanted = Packing()
-            wants = () if self._dense is not None else self._flats.next_values(request.ranges, wanted)
-            return Parcel(Detail(wants=wants), [], wanted.tensors)
-
+        pack = self._pack_values if self._dense is None else _nothing_to_pack
         self._run(f"step {commit.step}: the update", pack, commit=commit, pull=Need(step=commit.step))
         if self._dense is None:
             self._flats.swap()
@@ -207,27 +205,79 @@ class Served:
     def _run(self, what: str, pack: Callable[[Request], Parcel], **content: Any) -> None:
         self.client.run(Errand(range(self.layout.num_ranges), **content), pack, what)
 
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def begun_in(self, epoch: int) -> LeaseSet:
+        """The leases of an epoch that a checkpoint had, where the run began with one."""
+        begun = self._state.begun()
+        return begun if begun.epoch == epoch else LeaseSet(epoch)
+
+    def pull(self, need: Need, gives_way: Callable[[], bool] | None = None) -> bool:
+        """Have the servers' values here; False if the caller gave way first."""
+        errand = Errand(range(self.layout.num_ranges), pull=need)
+        self.client.run(errand, self._pack_values, f"pulling parameters for {_described(need)}", is_enough=gives_way)
+        if not errand.is_done:
+            return False
+        self._flats.swap()
+        self.rely_on(need)
+        return True
+
+    def rely_on(self, need: Need) -> None:
+        """What is here suffices for this; rows are pulled by it too."""
+        self._rows.need = need
+        self._done = LeaseSet(need.epoch, need.settled)
+
+    def push(self, push: Apply, rows: RowGradients, used: Sequence[bool]) -> None:
+        """Have a lease applied, and the values after it here."""
+        self._rows.keep({} if push.is_void else rows)
+        settings = UpdateSettings(self._section_settings(), self._sparse.settings(), self._flats.unused(used))
+        push = msgspec.structs.replace(push, settings=msgspec.Raw(msgspec.msgpack.encode(settings)))
+
+        def pack(request: Request) -> Parcel:
+            packing, wanted = Packing(), Packing()
+            dense = () if request.push is None else self._flats.gradients(request.ranges, packing)
+            detail = Detail(
+                dense=dense,
+                rows=() if request.push is None else self._rows.pack(request.ranges, packing),
+                wants=self._flats.next_values(request.ranges, wanted),
+            )
+            return Parcel(detail, packing.tensors, wanted.tensors)
+
+        what = f"epoch {push.epoch}, lease {push.lease}: pushing gradients"
+        self.client.run(Errand(range(self.layout.num_ranges), push=push, pull=Need()), pack, what)
+        self._flats.swap()
+
+    def _pack_values(self, request: Request) -> Parcel:
+        wanted = Packing()
+        return Parcel(Detail(wants=self._flats.next_values(request.ranges, wanted)), [], wanted.tensors)
+
     # -- state -------------------------------------------------------------------------------------------------------
 
     def gift(self) -> dict[str, Any]:
         return {}  # it is on servers
 
     def full_state(self) -> dict[str, Any]:
-        state = self._state.gather(self._standing.step)
+        state = self._state.gather(self.client, self._standing.step)
         if self._dense is not None:
             del state["optimizers"]
         return state
 
-    def load_tables(self, tables: Mapping[str, Any]) -> None:
-        self._state.tables = dict(tables)
-
-    def placement(self) -> Placement:
-        return self.client.placement
+    def load(self, part: Mapping[str, Any]) -> None:
+        self._state.tables = dict(part.get("tables", {}))
+        self._state.leases = {int(key): lease_set(*value) for key, value in part.get("leases", {}).items()}
 
     def close(self) -> None:
         if self._dense is not None:
             self._dense.close()
         self._sparse.source = None
+
+
+def _nothing_to_pack(_: Request) -> Parcel:
+    return Parcel()
+
+
+def _described(need: Need) -> str:
+    return f"epoch {need.epoch}" + (f" with all leases below {need.prefix}" if need.prefix else "")
 
 
 def encode(commit: Commit) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from paceline.control.lease_set import LeaseSet
 from paceline.server.chunk import Chunk
 from paceline.server.client import GroupClient
 from paceline.server.dense import settings_of
@@ -25,16 +26,23 @@ from paceline.strategy.sparse import Sparse
 
 
 class ServedState:
-    """`tables` are those that a worker has read from a checkpoint, and that it loads."""
+    """`tables` are those that a worker has read from a checkpoint, and that it loads; `leases` what had been applied to
+    each range."""
 
-    def __init__(
-        self, layout: Layout, sparse: Sparse, optimizers: Sequence[torch.optim.Optimizer], client: GroupClient
-    ) -> None:
+    def __init__(self, layout: Layout, sparse: Sparse, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._layout = layout
         self._sparse = sparse
         self._optimizers = optimizers
-        self._client = client
         self.tables: dict[str, Any] = {}
+        self.leases: dict[int, LeaseSet] = {}
+
+    def begun(self) -> LeaseSet:
+        """The leases that had been applied to all ranges."""
+        sets = [self.leases.get(number, LeaseSet()) for number in range(self._layout.num_ranges)]
+        found = sets[0]
+        for other in sets[1:]:
+            found = found.meet(other)
+        return found
 
     # -- to the servers ----------------------------------------------------------------------------------------------
 
@@ -113,18 +121,27 @@ class ServedState:
 
     # -- from the servers --------------------------------------------------------------------------------------------
 
-    def gather(self, step: int) -> dict[str, Any]:
-        """Everything, as of a step, in torch's form."""
+    def gather(self, client: GroupClient, step: int) -> dict[str, Any]:
+        """Everything, as of a step, in torch's form. Of leases each range is as of some moment, and says which it
+        has."""
         parcels: list[Parcel] = []
 
         def ask(_: Request) -> Parcel:
             parcels.append(Parcel(Detail(exports=True)))
             return parcels[-1]
 
-        errand = Errand(range(self._layout.num_ranges), pull=Need(step=step))
-        self._client.run(errand, ask, "gathering the state of the servers")
+        errand = Errand(range(self._layout.num_ranges), pull=Need(step=step), exports=True)
+        client.run(errand, ask, "gathering the state of the servers")
         answers = [parcel.answer for parcel in parcels if parcel.answer is not None]
-        return {"optimizers": self._optimizer_states(answers), "tables": self._gathered_tables(answers)}
+        leases = {
+            str(number): [record.epoch, record.prefix, list(record.beyond)]
+            for number, record in sorted(errand.records.items())
+        }
+        return {
+            "optimizers": self._optimizer_states(answers),
+            "tables": self._gathered_tables(answers),
+            "leases": leases,
+        }
 
     def _optimizer_states(self, answers: Sequence[Parcel]) -> list[dict[int, dict[str, torch.Tensor]]]:
         states: list[dict[int, dict[str, torch.Tensor]]] = []
@@ -175,6 +192,10 @@ class ServedState:
                 rows = tensors.pop("rows")
                 chunks[one.table].append(Chunk(answer.tensors[one.ids], rows, tensors, answer.tensors[one.versions]))
         return {name: pack(found) for name, found in chunks.items()}
+
+
+def lease_set(epoch: int, prefix: int, beyond: Sequence[int]) -> LeaseSet:
+    return LeaseSet(epoch, prefix, set(beyond))
 
 
 def _overlaps(part: Part, span: Span) -> bool:

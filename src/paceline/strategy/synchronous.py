@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -41,6 +41,17 @@ _ALL_USED = 1
 
 def _nothing() -> None:
     pass
+
+
+class Own(NamedTuple):
+    """The gradients of one worker as an update of their own; `factor` is left to multiply with."""
+
+    loss: float
+    factor: float
+    is_finite: bool
+    rows: RowGradients
+    used: tuple[bool, ...]
+    reason: str
 
 
 class Synchronous:
@@ -174,6 +185,26 @@ class Synchronous:
             self._agreed = Agreement(True, loss, total_weight, rows, norm=norm, buffers=buffers, settling=settling)
         self._newest = None
         return self._agreed
+
+    def judge_own(self, contribution: Contribution) -> Own:
+        """What this worker's gradients come to by themselves, where they become an update without the others'."""
+        if contribution is not self._newest:
+            raise StrategyError("this contribution is void: another was computed, or a group was bound, after it")
+        self._newest = None
+        examined = Examined(wants_norm=self._clip_norm is not None)
+        self._store.reduce(examined)
+        for _, gradients in self._row_gradients.values():
+            examined.look(gradients.reshape(-1))
+        loss = contribution.weighted_loss / contribution.weight if contribution.weight else math.nan
+        if not examined.finite:
+            name = self._collected.first_nonfinite() or self._first_nonfinite_table() or "a parameter"
+            return Own(
+                loss, 1.0, False, self._row_gradients, contribution.used, f"the gradient of {name} is not finite"
+            )
+        factor = contribution.total / contribution.weight if contribution.explicit else 1.0
+        if self._clip_norm is not None:
+            factor *= clip_factor(factor * math.sqrt(examined.squares), self._clip_norm)
+        return Own(loss, factor, True, self._row_gradients, contribution.used, "")
 
     def apply(self, agreement: Agreement) -> None:
         if agreement is not self._agreed:

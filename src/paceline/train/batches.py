@@ -72,6 +72,13 @@ class Batches:
         value = self._loader.fetch(work, following)
         return Batch(work, value, len(work.indices), self.total(cursor))
 
+    def fetch_whole(self, cursor: Cursor) -> Batch:
+        """The global batch at the cursor, for one worker alone; which one comes next is not known."""
+        total = self.total(cursor)
+        indices = self._orders.slice(cursor.epoch, cursor.position, cursor.position + total)
+        work = Work((0, cursor.epoch * self.num_steps + cursor.position // self.global_batch), cursor.epoch, indices)
+        return Batch(work, self._loader.fetch(work, lambda _: None), total, total)
+
     def total(self, cursor: Cursor) -> int:
         return batch_size(cursor.position, self.global_batch, self.length)
 

@@ -102,7 +102,13 @@ def _alone(base: int, ledger: Ledger) -> Joined:
 
 
 def introduce(
-    joined: Joined, facts: Mapping[str, str], model: nn.Module, capacity: float, ranges: tuple[int, ...]
+    joined: Joined,
+    facts: Mapping[str, str],
+    model: nn.Module,
+    capacity: float,
+    ranges: tuple[int, ...],
+    *,
+    leased: bool,
 ) -> Introduction:
     """Who this worker is, how fast it may be, what must be alike on all, and what it needs servers to hold."""
     parameters = tuple(
@@ -122,6 +128,7 @@ def introduce(
         capacity=capacity,
         tried=warming.tried_pace(),
         ranges=ranges,
+        leased=leased,
     )
 
 

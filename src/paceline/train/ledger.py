@@ -178,6 +178,13 @@ class TrainingLedger:
         self._num_replayed += 1
         return self.book.outside[self._num_replayed - 1]
 
+    def leased(self, number: int) -> None:
+        """This worker has done a lease."""
+        self.training.unmark()
+        self._has_worked = True
+        self.book.unkept_best = None
+        self.book.steps = max(self.book.steps, number)
+
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def save_if_due(self, place: Place) -> None:
@@ -190,13 +197,26 @@ class TrainingLedger:
         if place.rank == 0 and self.book.steps:
             self._save(place, wait=True)
 
+    def save_leases_if_due(self, num_done: int) -> None:
+        """Between two leases, on the main worker. Where there are no steps, what is done is numbered by operations and
+        leases together: it grows with either."""
+        if self.book.unkept_best is not None or self.saver.is_due(num_done):
+            self.save_leases(num_done)
+
+    def save_leases(self, num_done: int, *, wait: bool = False) -> None:
+        number = self._look_applied() + num_done
+        self._write(number, {}, wait=wait)
+        self.saver.settle(number)
+
     def _save(self, place: Place, *, wait: bool = False) -> None:
+        plan = {"generation": place.plan.generation, "shares": [seat.share for seat in place.plan.seats]}
+        self._write(place.operation - 1, plan, wait=wait)
+
+    def _write(self, operation: int, plan: dict[str, Any], *, wait: bool) -> None:
         if not self.saver.is_on:
             return
-        operation = place.operation - 1
         cursor, best = self.book.cursor, self.book.unkept_best
         tree = {**self._whole(operation), "update": self.training.of_everything()}
         tree["book"]["unkept_best"] = None
-        plan = {"generation": place.plan.generation, "shares": [seat.share for seat in place.plan.seats]}
         contents = saving.contents_of(self._run, operation, (cursor.epoch, cursor.position), tree, plan)
         self.saver.take(contents, score=best, wait=wait)

@@ -203,6 +203,12 @@ class Membership:
             self._next_action(_BRIEFLY_S)
         return plan
 
+    def attend(self) -> None:
+        """Carry out what is to be done beside the work, where that is no operation: give the state to a newcomer, or
+        go."""
+        while self._next_action(0.0) is not None:
+            pass
+
     def operate(
         self, kind: Kind, attempt: Callable[[Place], Outcome], prepare: Callable[[Plan], None] | None = None
     ) -> Any:

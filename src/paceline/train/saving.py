@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -141,12 +141,7 @@ def contents_of(run: str, operation: int, cursor: tuple[int, int], tree: dict[st
         epoch=cursor[0],
         position=cursor[1],
         model=tree["update"]["model"],
-        state={
-            "optimizers": tree["update"]["optimizers"],
-            "tables": tree["update"]["tables"],
-            "body": tree["body"],
-            "book": tree["book"],
-        },
+        state={**{key: part for key, part in tree["update"].items() if key != "model"}, **_beside(tree)},
         plan=plan,
     )
 
@@ -157,9 +152,14 @@ def tree_of(contents: Contents) -> dict[str, Any]:
         "applied": contents.operation,
         "update": {
             "model": dict(contents.model),
-            "optimizers": contents.state["optimizers"],
-            "tables": contents.state.get("tables", {}),
+            **{key: part for key, part in contents.state.items() if key not in _BESIDE},
         },
-        "body": contents.state["body"],
-        "book": contents.state["book"],
+        **_beside(contents.state),
     }
+
+
+_BESIDE = ("body", "book")  # what an update does not change
+
+
+def _beside(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: state[key] for key in _BESIDE}

@@ -33,6 +33,7 @@ import msgspec
 import torch
 from torch import nn
 
+from paceline.control.client import MemberClient
 from paceline.control.member_events import Fail, Kind, Leave, Ready
 from paceline.control.messages import Phase, Plan, Start
 from paceline.control.progress import MetricRow, StepRow, WorkerRow
@@ -49,12 +50,16 @@ from paceline.strategy.served import Served
 from paceline.train import joining, saving
 from paceline.train.batches import Batch, Batches, ValidationData
 from paceline.train.book import Mode
+from paceline.train.consistency import parse as parse_consistency
 from paceline.train.endings import Endings
 from paceline.train.errors import Evicted, NonFiniteGradient, Orphaned
 from paceline.train.evaluation import Scores, Validate, evaluate
+from paceline.train.leases import End, Leases
+from paceline.train.leasing import LeaseLoop, Taken
 from paceline.train.ledger import END, TrainingLedger
 from paceline.train.membership import ALIKE, Outcome, Place, Released
 from paceline.train.saving import Checkpoints, Saver
+from paceline.train.schedules import Schedules
 from paceline.train.sharing import Sharing
 from paceline.train.starvation import Starvation
 from paceline.train.strategies import StrategyName, aggregate_for
@@ -82,6 +87,7 @@ class Session:
         nonfinite: Literal["stop", "skip"] = "stop",
         checkpoints: Checkpoints = Checkpoints(),
         strategy: StrategyName = "allreduce",
+        consistency: str = "sync",
     ) -> None:
         optimizers, others = _told_apart(stateful)
         self._model = model
@@ -94,7 +100,14 @@ class Session:
             micro_batch=micro_batch,
             nonfinite=nonfinite,
             check=self._check,
-            aggregate=aggregate_for(strategy, optimizers, self._tell, self._recall, is_alone=self._ticket is None),
+            aggregate=aggregate_for(
+                strategy,
+                optimizers,
+                self._tell,
+                self._recall,
+                self._is_loader,
+                is_alone=self._ticket is None,
+            ),
         )
         min_share = 2 if self._strategy.has_batch_statistics() else 1
         self._batches = Batches(
@@ -115,10 +128,19 @@ class Session:
             "global_batch": str(global_batch),
             "seed": str(seed),
             "the optimizers": ", ".join(type(one).__name__ for one in optimizers),
-            "the strategy": strategy,
+            "the strategy": f"{strategy}, {consistency}",
             "the tables": str([msgspec.to_builtins(spec) for spec in self._strategy.sparse.specs]),
         }
         self._nonfinite = nonfinite
+        self._consistency = parse_consistency(consistency, strategy)
+        if self._consistency.is_leased and self._strategy.has_batch_statistics():
+            raise ValueError(
+                f"consistency={consistency!r} with batch normalisation: each worker would have running statistics of its "
+                "own; use consistency='sync', or a normalisation without them (GroupNorm, LayerNorm)"
+            )
+        self._schedules = Schedules(others)
+        self._leasing: LeaseLoop | None = None
+        self._taken: Taken | None = None
         folder = Path(checkpoints.folder) if checkpoints.folder is not None else joining.folder_of(self._ticket)
         self._saver = Saver(checkpoints, folder, self._tell)
         training = TrainingState(model, optimizers, others, self._strategy.aggregation)
@@ -188,6 +210,8 @@ class Session:
         first, self._first_epoch = self._first_epoch, self._first_epoch + count
         while True:
             cursor = self._ledger.book.cursor
+            if self._leasing is not None and cursor.epoch == self._leasing.finished_epoch:
+                cursor = self._ledger.book.cursor = Cursor(cursor.epoch + 1, 0)
             if cursor.epoch < first:
                 cursor = self._ledger.book.cursor = Cursor(first, 0)
             elif is_finished(cursor, self._batches.length):
@@ -200,6 +224,8 @@ class Session:
             finally:
                 self._ledger.in_loop = False
             position = self._ledger.book.cursor.position
+            if self._leasing is not None and self._leasing.finished_epoch == cursor.epoch:
+                continue
             if not is_finished(self._ledger.book.cursor, self._batches.length):
                 raise RuntimeError(
                     f"epoch {cursor.epoch} was left at sample {position} of {self._batches.length}; leave the loop "
@@ -221,6 +247,20 @@ class Session:
         self._given = self._fetch_part(plan, plan.rank_of(joined.member))
         return self._given.value
 
+    def _fetch_lease(self) -> bool:
+        """Take the next lease; False at the end of the epoch."""
+        assert self._leasing is not None
+        try:
+            taken = self._leasing.fetch()
+        except Released as released:
+            self._go(released)
+        except Evicted as evicted:
+            self._give_way(evicted)
+        if taken is End.STOPPED:
+            self._operate(Kind.END, self._attempt_end)
+        self._taken = taken if isinstance(taken, Taken) else None
+        return self._taken is not None
+
     def _fetch_part(self, plan: Plan, rank: int) -> Batch:
         book = self._ledger.book
         return self._batches.fetch(self._sharing.shares(plan, book), rank, book.cursor)
@@ -228,6 +268,10 @@ class Session:
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
         """One update of the model from the global batch of which `batch` is this worker's part; the global mean of the
         loss."""
+        if self._taken is not None and batch is self._taken.batch.value:
+            taken, self._taken = self._taken, None
+            assert self._leasing is not None
+            return self._leasing.step(loss_fn, taken)
         given = self._given
         if given is None or batch is not given.value:
             raise RuntimeError(
@@ -320,6 +364,8 @@ class Session:
         return result
 
     def _attempt_evaluate(self, place: Place, validate: Validate, data: Any, size: int) -> Outcome:
+        if self._leasing is not None:  # all leases are done: all workers see the same model
+            self._leasing.refresh()
         parts = self._validation.parts_of(data, size)
         was_training = self._model.training
         self._model.eval()
@@ -448,12 +494,19 @@ class Session:
         founding = plan.generation if plan.start is Start.FOUND else 0
         return Standing(plan.generation, book.steps, book.settling, founding)
 
+    def _is_loader(self) -> bool:
+        """Whether this worker loads what servers lack: the main one, as far as is known."""
+        if self._joined is None:
+            return False
+        plan = self._joined.client.look(lambda machine: machine.plan) or self._joined.membership.last_plan
+        return plan is not None and plan.rank_of(self._joined.member) == 0
+
     def _recall(self) -> None:
         """A server was lost and nobody else had its ranges: what the newest checkpoint has of them."""
         if (newest := self._saver.newest()) is not None:
             update = saving.tree_of(newest)["update"]
             self._ledger.training.load_optimizers(update["optimizers"])
-            self._strategy.aggregation.load_tables(update["tables"])
+            self._strategy.aggregation.load(update)
 
     def _check(self) -> None:
         if self._joined is not None:
@@ -496,11 +549,32 @@ class Session:
                 aggregation.connect(self._servers)
                 joined.membership.on_placement = self._servers.adopt
                 ranges = aggregation.layout.weights
-            introduction = joining.introduce(joined, self._facts, self._model, capacity, ranges)
+                if self._consistency.is_leased:
+                    self._leasing = self._make_leasing(joined, aggregation)
+            introduction = joining.introduce(
+                joined, self._facts, self._model, capacity, ranges, leased=self._leasing is not None
+            )
             if self._ticket is not None:
                 joined.membership.expect_state(self._ledger.training.expected_bytes())
             joined.client.post(Ready(introduction, base))
         return self._joined
+
+    def _make_leasing(self, joined: joining.Joined, served: Served) -> LeaseLoop:
+        assert isinstance(joined.client, MemberClient)
+        leases = Leases(joined.member, joined.client.speak)
+        joined.client.leases = leases
+        return LeaseLoop(
+            joined,
+            leases,
+            self._ledger,
+            self._batches,
+            self._strategy,
+            served,
+            self._consistency,
+            self._schedules,
+            self._nonfinite,
+            self._tell,
+        )
 
     def _seat(self) -> None:
         """Wait until this worker has the state of the run."""
@@ -528,7 +602,10 @@ class Session:
         self._finish(10.0)
 
     def _attempt_end(self, place: Place) -> Outcome:
-        self._ledger.save_at_end(place)
+        if self._leasing is None:
+            self._ledger.save_at_end(place)
+        elif place.rank == 0:
+            self._leasing.save_at_end()
         rows = exchange(place.group, self._row_of(place))
 
         def commit() -> Any:
@@ -596,6 +673,14 @@ class Epoch:
 
     def __iter__(self) -> Iterator[Any]:
         session = self._session
+        if session._leasing is not None:
+            session._leasing.begin(self.number)
+            while session._fetch_lease():
+                assert session._taken is not None
+                yield session._taken.batch.value
+                if session._taken is not None:
+                    raise RuntimeError("a batch was taken, but session.step was not called for it")
+            return
         while not is_finished(session._ledger.book.cursor, session._batches.length):
             before = session._ledger.book.cursor
             yield session._fetch()

@@ -29,6 +29,7 @@ def aggregate_for(
     optimizers: Sequence[torch.optim.Optimizer],
     tell: Callable[[str, str], None],
     recall: Callable[[], None],
+    is_loader: Callable[[], bool],
     *,
     is_alone: bool,
 ) -> Aggregate | None:
@@ -40,13 +41,13 @@ def aggregate_for(
 
     def make(sparse: Sparse, trained: Mapping[str, torch.Tensor]) -> Aggregation:
         if name == "server":
-            return Served(sparse, optimizers, trained, tell, recall)
+            return Served(sparse, optimizers, trained, tell, recall, is_loader)
         if not sparse.specs:
             raise ValueError(
                 "strategy='hybrid' keeps tables on servers, and the model has none; use paceline.nn.Embedding for what "
                 "should be there, or strategy='allreduce'"
             )
         dense = Reduced(optimizers, ReplicatedTables(Sparse({}, optimizers, 0)))
-        return Served(sparse, optimizers, trained, tell, recall, dense)
+        return Served(sparse, optimizers, trained, tell, recall, is_loader, dense)
 
     return make

@@ -27,12 +27,13 @@ class Elsewhere(Protocol):
     """What an update changes beside the model and the optimizers of this worker: the strategy's."""
 
     def gift(self) -> dict[str, Any]:
-        """What a newcomer needs of it: tables by name."""
+        """What a newcomer needs of it."""
 
     def full_state(self) -> dict[str, Any]:
-        """What a checkpoint needs: tables by name, and the optimizers' states in place of this worker's."""
+        """What a checkpoint needs, also in place of what this worker's optimizers keep."""
 
-    def load_tables(self, tables: Mapping[str, Any]) -> None: ...
+    def load(self, part: Mapping[str, Any]) -> None:
+        """Become what either gave."""
 
 
 class TrainingState:
@@ -59,7 +60,7 @@ class TrainingState:
             for name, value in live.items()
         }
         states = [optimizer.state_dict()["state"] for optimizer in self._optimizers]
-        return {"model": model, "optimizers": states, "tables": self._elsewhere.gift()}
+        return {"model": model, "optimizers": states, **self._elsewhere.gift()}
 
     def of_everything(self) -> dict[str, Any]:
         """The same with what is on servers, for a checkpoint."""
@@ -93,7 +94,7 @@ class TrainingState:
         for number, (optimizer, state) in enumerate(zip(self._optimizers, part["optimizers"], strict=True)):
             own = optimizer.state_dict()["param_groups"] if groups is None else groups[number]
             optimizer.load_state_dict({"state": state, "param_groups": own})
-        self._elsewhere.load_tables(part.get("tables", {}))  # older checkpoints have none
+        self._elsewhere.load(part)
 
     def load_optimizers(self, states: Sequence[dict[str, Any]]) -> None:
         for optimizer, state in zip(self._optimizers, states, strict=True):

@@ -1,0 +1,186 @@
+"""Training without a global step: each worker takes the next lease, computes, and hands its gradients to the servers.
+
+    begin(epoch)         ask for leases of an epoch
+    fetch()              the samples of the next lease, when the servers' parameters are here; or why there is none
+    step(loss_fn, ...)   compute, push, and pull what the next one needs
+
+One lease is one update from `global_batch` samples. It counts once on every range of the parameters, whoever brings it
+and however often. The group and its operations are for what lies between epochs; who joins or leaves meanwhile does
+so between two leases of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from paceline.control.member_events import Looping
+from paceline.control.messages import Start
+from paceline.control.progress import WorkerRow
+from paceline.data.cursor import Cursor
+from paceline.server.messages import Apply, Need
+from paceline.strategy.aggregation import Standing
+from paceline.strategy.served import Served
+from paceline.strategy.synchronous import Synchronous
+from paceline.train.batches import Batch, Batches
+from paceline.train.consistency import Consistency
+from paceline.train.errors import NonFiniteGradient
+from paceline.train.joining import Joined
+from paceline.train.leases import End, Leases
+from paceline.train.ledger import TrainingLedger
+from paceline.train.schedules import Schedules
+
+_LOOK_S = 0.1
+
+
+class Taken(NamedTuple):
+    """A lease that this worker is at, with its samples."""
+
+    lease: int
+    batch: Batch
+
+
+class LeaseLoop:
+    """`nonfinite` says what becomes of a lease with a gradient that is not finite: it ends the run, or counts without
+    changing anything."""
+
+    def __init__(
+        self,
+        joined: Joined,
+        leases: Leases,
+        ledger: TrainingLedger,
+        batches: Batches,
+        strategy: Synchronous,
+        served: Served,
+        consistency: Consistency,
+        schedules: Schedules,
+        nonfinite: Literal["stop", "skip"],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._joined = joined
+        self._leases = leases
+        self._ledger = ledger
+        self._batches = batches
+        self._strategy = strategy
+        self._served = served
+        self._bound = consistency.bound
+        self._schedules = schedules
+        self._nonfinite = nonfinite
+        self._tell = tell
+        self._epoch = -1
+        self._has_bound = -1  # the number of swaps that the strategy was bound after
+        self._pulled = False  # what was pulled with the last push suffices
+        self._began = 0.0
+        self.finished_epoch = -1  # the last one of which all leases are done
+        self.num_epochs = 0
+
+    # -- an epoch ----------------------------------------------------------------------------------------------------
+
+    def begin(self, epoch: int) -> None:
+        self._bind()
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._schedules.begin()
+        self._joined.client.post(Looping())
+        begun = self._served.begun_in(epoch)
+        self._leases.open(epoch, self._batches.num_steps, begun, self._batches.global_batch, self._batches.length)
+
+    def _bind(self) -> None:
+        if self._has_bound != self._ledger.num_swaps:
+            plan = self._joined.membership.wait_for_plan()
+            founding = plan.generation if plan.start is Start.FOUND else 0
+            self._strategy.bind(None, 0, 1, Standing(founding=founding))
+            self._has_bound = self._ledger.num_swaps
+            self._pulled = False
+
+    def fetch(self) -> Taken | End:
+        """The next lease, or why there is none."""
+        if self._began:
+            self._schedules.body_ran()
+            self._began = 0.0
+        while True:
+            self._joined.membership.attend()
+            self._save_if_due()
+            if self._joined.client.look(lambda machine: machine.leaving):
+                self._leases.leave()
+            turn = self._leases.next(_LOOK_S)
+            if isinstance(turn, End):
+                if turn is End.FINISHED:
+                    self.finished_epoch = self._epoch
+                    self._schedules.move_to(self._batches.num_steps)
+                return turn
+            if turn is not None and self._pull(turn):
+                self._schedules.move_to(turn)
+                self._ledger.training.mark()
+                self._began = time.monotonic()
+                return Taken(turn, self._batches.fetch_whole(Cursor(self._epoch, turn * self._batches.global_batch)))
+
+    def _need(self, lease: int) -> Need:
+        prefix = max(0, lease - self._bound) if self._bound >= 0 else 0
+        return Need(epoch=self._epoch, prefix=prefix, settled=self._leases.settled)
+
+    def _pull(self, lease: int) -> bool:
+        """Have parameters that this lease may be computed with; False if an earlier lease, or the end, comes first."""
+        need = self._need(lease)
+        if self._pulled and need.prefix == 0:
+            self._served.rely_on(need)
+            return True
+        return self._served.pull(need, self._leases.gives_way)
+
+    # -- a lease -----------------------------------------------------------------------------------------------------
+
+    def step(self, loss_fn: Callable[..., Any], taken: Taken) -> float:
+        batch, lease = taken.batch, taken.lease
+        number = self._epoch * self._batches.num_steps + lease + 1
+        contribution = self._strategy.compute(
+            loss_fn, batch.value, samples=batch.samples, total=batch.total, step=number
+        )
+        computed = time.monotonic()
+        own = self._strategy.judge_own(contribution)
+        if not own.is_finite and self._nonfinite == "stop":
+            raise NonFiniteGradient(f"epoch {self._epoch}, lease {lease}: {own.reason}")
+        if not own.is_finite:
+            self._tell("skipped step", own.reason)
+        push = Apply(self._epoch, lease, number, own.factor, not own.is_finite)
+        self._served.push(push, own.rows, own.used)
+        self._pulled = True
+        seconds = time.monotonic() - self._began
+        self._leases.finish(lease, own.loss, seconds)
+        self._ledger.leased(number)
+        self._report_speed(batch.samples, computed - self._began, seconds, number)
+        return own.loss
+
+    def _report_speed(self, samples: int, compute_s: float, seconds: float, number: int) -> None:
+        plan = self._joined.client.look(lambda machine: machine.plan)
+        row = WorkerRow(
+            rank=plan.rank_of(self._joined.member) if plan is not None else -1,
+            share=samples,
+            samples_per_s=samples / compute_s if compute_s > 0 else 0.0,
+            step_s=seconds,
+            step=number,
+            num_epochs=self.num_epochs,
+        )
+        self._joined.client.progress.describe(row)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save_if_due(self) -> None:
+        plan = self._joined.client.look(lambda machine: machine.plan)
+        if plan is None or plan.rank_of(self._joined.member) != 0:
+            return
+        self._ledger.save_leases_if_due(self.num_done())
+
+    def save_at_end(self) -> None:
+        if self.num_done():
+            self._ledger.save_leases(self.num_done(), wait=True)
+
+    def refresh(self) -> None:
+        """Have the newest parameters, after all leases of the epoch."""
+        if self._epoch >= 0:
+            settled = self._batches.num_steps if self.finished_epoch == self._epoch else 0
+            self._served.pull(Need(epoch=self._epoch, prefix=settled, settled=settled))
+
+    def num_done(self) -> int:
+        """Updates that are known to be done everywhere."""
+        return max(0, self._epoch) * self._batches.num_steps + self._leases.settled
