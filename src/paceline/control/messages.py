@@ -121,8 +121,8 @@ class Report(msgspec.Struct, frozen=True):
     `checkpoint` is the newest operation that it could found the run from. `left` is the generation
     by whose switch it left the run, 0 while it has not. `burden` is a member without which the run would be faster, as
     seen in generation `burden_in`, and `why_burden` the figures. `placement` is the newest version of the placement it
-    has been told of, `serving` what only servers say. `joinable` says, where workers do leases, that this one is in its loop
-    over them, or has done no operation since: others may join now."""
+    has been told of, `serving` what only servers say. `joinable` says, where workers do leases, that this one is in
+    its loop over them, or has done no operation since: others may join now."""
 
     member: str
     number: int

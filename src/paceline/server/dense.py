@@ -91,6 +91,17 @@ class Block:
         self._optimizer.step()
         self._parameter.grad = None
 
+    def whole(self, gradient: torch.Tensor, offset: int) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+        """The gradient of a part as one of the whole, and the parts that have none."""
+        size, stop = self.values.numel(), offset + gradient.numel()
+        if gradient.numel() == size:
+            return gradient, []
+        if offset < 0 or stop > size:
+            raise ValueError(f"a gradient of elements {offset} to {stop} for a range of {size} elements")
+        padded = torch.zeros_like(self.values)
+        padded[offset:stop] = gradient
+        return padded, [part for part in ((0, offset), (stop, size)) if part[0] < part[1]]
+
     def _update_but_for(self, gradient: torch.Tensor, settings: Settings, unused: Sequence[tuple[int, int]]) -> None:
         kept = [
             (name, low, high, value[low:high].clone())

@@ -15,12 +15,13 @@ from paceline.server.spec import TableSpec
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
-    """A dense range in a tensor: `length` elements from `start`."""
+    """A dense range, or the part of it from `offset` on, in a tensor: `length` elements from `start`."""
 
     number: int
     tensor: int
     start: int
     length: int
+    offset: int = 0
 
 
 class Partitions(msgspec.Struct, frozen=True, array_like=True):

@@ -108,9 +108,10 @@ class TensorStore:
                 gradient = parcel.slice(where)
                 if push.scale != 1.0:
                     gradient = gradient * push.scale
-                block.update(gradient, settings.sections[block.section], unused.get(where.number, ()))
+                gradient, others = block.whole(gradient, where.offset)
+                block.update(gradient, settings.sections[block.section], [*unused.get(where.number, ()), *others])
                 # While it is in the cache; who asked looks at it only when it has the answer.
-                if where.number in outputs:
+                if where.number in outputs and outputs[where.number].length == block.values.numel():
                     parcel.wanted_slice(outputs[where.number]).copy_(block.values)
                     parcel.written.add(where.number)
         self.tables.update([(parcel, wanted)], push.scale, settings.tables, push.number)
@@ -120,12 +121,12 @@ class TensorStore:
         for where in parcel.detail.wants:
             if where.number in wanted and where.number not in parcel.written:
                 values = self.blocks[where.number].values
-                if where.length != values.numel():
+                if where.offset < 0 or where.offset + where.length > values.numel():
                     raise ValueError(
-                        f"range {where.number} has {values.numel()} elements, not {where.length}: "
-                        "the workers and this server cut the parameters differently"
+                        f"range {where.number} has {values.numel()} elements, not {where.offset} to "
+                        f"{where.offset + where.length}: the workers and this server cut the parameters differently"
                     )
-                parcel.wanted_slice(where).copy_(values)
+                parcel.wanted_slice(where).copy_(values[where.offset : where.offset + where.length])
         self.tables.pull(parcel, wanted)
         if (squares := parcel.detail.squares) is not None:
             self._write_squares((squares.generation, squares.step), ranges, parcel.wanted[0])

@@ -28,7 +28,7 @@ import torch
 from paceline.collective import Group
 from paceline.control.lease_set import LeaseSet
 from paceline.server.client import GroupClient
-from paceline.server.dense import settings_of
+from paceline.server.dense import Settings, Value, settings_of
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout, lay_out
 from paceline.server.messages import Apply, Commit, Fence, Load, Need, Request, Stage
@@ -83,6 +83,8 @@ class Served:
     def connect(self, client: GroupClient) -> None:
         """The way to the servers is there: before the first group is bound."""
         self._client = client
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns that schedules come before steps
         client.on_empty = self._load_empty
         self._flats = Flats(self.layout, client)
         self._rows = ServedRows(self.layout, self._sparse, client)
@@ -183,7 +185,7 @@ class Served:
         )
         return encode(self._commit)
 
-    def _section_settings(self) -> tuple[Any, ...]:
+    def _section_settings(self) -> tuple[Settings, ...]:
         return tuple(
             settings_of(self._optimizers[one.optimizer], self._optimizers[one.optimizer].param_groups[one.group])
             for one in self.layout.sections
@@ -204,6 +206,25 @@ class Served:
 
     def _run(self, what: str, pack: Callable[[Request], Parcel], **content: Any) -> None:
         self.client.run(Errand(range(self.layout.num_ranges), **content), pack, what)
+
+    def pull_part(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Elements `start` to `stop` of a parameter, flat, as the servers have them now."""
+        found = self.layout.spans_of(name, start, stop)
+        sizes = {number: length for number, _, length in found}
+        out = torch.empty(sum(sizes.values()), dtype=self.layout.dtype_of(name))
+        pieces = dict(zip(sizes, torch.split(out, list(sizes.values())), strict=True))
+
+        def pack(request: Request) -> Parcel:
+            wanted = Packing()
+            wants = tuple(
+                Slice(number, wanted.add(pieces[number]), 0, length, offset)
+                for number, offset, length in found
+                if number in request.ranges
+            )
+            return Parcel(Detail(wants=wants), [], wanted.tensors)
+
+        self.client.run(Errand(sizes, pull=Need()), pack, f"pulling elements of {name}")
+        return out
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -227,10 +248,14 @@ class Served:
         self._rows.need = need
         self._done = LeaseSet(need.epoch, need.settled)
 
-    def push(self, push: Apply, rows: RowGradients, used: Sequence[bool]) -> None:
-        """Have a lease applied, and the values after it here."""
+    def push(self, push: Apply, rows: RowGradients, used: Sequence[bool], lr_factor: float = 1.0) -> None:
+        """Have a lease applied, with learning rates times `lr_factor`, and the values after it here."""
         self._rows.keep({} if push.is_void else rows)
-        settings = UpdateSettings(self._section_settings(), self._sparse.settings(), self._flats.unused(used))
+        sections, tables = self._section_settings(), self._sparse.settings()
+        if lr_factor != 1.0:
+            sections = tuple(msgspec.structs.replace(one, values=_slowed(one.values, lr_factor)) for one in sections)
+            tables = tuple(msgspec.structs.replace(one, values=_slowed(one.values, lr_factor)) for one in tables)
+        settings = UpdateSettings(sections, tables, self._flats.unused(used))
         push = msgspec.structs.replace(push, settings=msgspec.Raw(msgspec.msgpack.encode(settings)))
 
         def pack(request: Request) -> Parcel:
@@ -270,6 +295,11 @@ class Served:
         if self._dense is not None:
             self._dense.close()
         self._sparse.source = None
+
+
+def _slowed(values: dict[str, Value], factor: float) -> dict[str, Value]:
+    rate = values.get("lr")
+    return {**values, "lr": rate * factor} if isinstance(rate, float | int) else values
 
 
 def _nothing_to_pack(_: Request) -> Parcel:

@@ -90,6 +90,8 @@ def fit(task: Task) -> Fitted:
         clip_norm=options.clip_norm,
         nonfinite=options.nonfinite,
         checkpoints=checkpoints,
+        strategy=options.strategy,
+        consistency=options.consistency,
     )
     training = _Training(task, session, schedules)
     try:

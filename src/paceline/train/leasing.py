@@ -74,10 +74,13 @@ class LeaseLoop:
         self._began = 0.0
         self.finished_epoch = -1  # the last one of which all leases are done
         self.num_epochs = 0
+        self.lr_factor = 1.0
+        self.is_open = False  # leases of an epoch are being done
 
     # -- an epoch ----------------------------------------------------------------------------------------------------
 
     def begin(self, epoch: int) -> None:
+        self.is_open = True
         self._bind()
         if epoch != self._epoch:
             self._epoch = epoch
@@ -106,6 +109,7 @@ class LeaseLoop:
                 self._leases.leave()
             turn = self._leases.next(_LOOK_S)
             if isinstance(turn, End):
+                self.is_open = False
                 if turn is End.FINISHED:
                     self.finished_epoch = self._epoch
                     self._schedules.move_to(self._batches.num_steps)
@@ -143,7 +147,7 @@ class LeaseLoop:
         if not own.is_finite:
             self._tell("skipped step", own.reason)
         push = Apply(self._epoch, lease, number, own.factor, not own.is_finite)
-        self._served.push(push, own.rows, own.used)
+        self._served.push(push, own.rows, own.used, self.lr_factor)
         self._pulled = True
         seconds = time.monotonic() - self._began
         self._leases.finish(lease, own.loss, seconds)

@@ -200,7 +200,7 @@ class TrainingLedger:
     def save_leases_if_due(self, num_done: int) -> None:
         """Between two leases, on the main worker. Where there are no steps, what is done is numbered by operations and
         leases together: it grows with either."""
-        if self.book.unkept_best is not None or self.saver.is_due(num_done):
+        if self.book.unkept_best is not None or self.saver.is_due_after(num_done):
             self.save_leases(num_done)
 
     def save_leases(self, num_done: int, *, wait: bool = False) -> None:

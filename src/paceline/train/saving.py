@@ -48,6 +48,7 @@ class Saver:
         self._keeper: Keeper | None = None
         self._last_time = time.monotonic()
         self._last_operation = NOTHING
+        self._last_done = 0
 
     @property
     def is_on(self) -> bool:
@@ -101,6 +102,15 @@ class Saver:
         every_s, every_steps = self._settings.every_s, self._settings.every_steps
         by_time = every_s is not None and time.monotonic() - self._last_time >= every_s
         return by_time or (every_steps is not None and steps % every_steps == 0 and steps > 0)
+
+    def is_due_after(self, num_done: int) -> bool:
+        """The same where not every number is seen."""
+        every_steps = self._settings.every_steps
+        if every_steps is not None and num_done // every_steps > self._last_done // every_steps:
+            self._last_done = num_done
+            return self._folder is not None
+        every_s = self._settings.every_s
+        return self._folder is not None and every_s is not None and time.monotonic() - self._last_time >= every_s
 
     def take(self, contents: Contents, *, score: float | None = None, wait: bool = False) -> None:
         """Snapshot the state of a clean point; one that has a score is not skipped."""

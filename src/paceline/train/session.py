@@ -24,6 +24,7 @@ Contract
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -196,6 +197,22 @@ class Session:
         return self._ledger.book.skipped
 
     @property
+    def lr_factor(self) -> float:
+        """What this worker's learning rates are multiplied with, where it updates without waiting for others: less than
+        1 for one whose gradients are old, say."""
+        return self._leasing.lr_factor if self._leasing is not None else 1.0
+
+    @lr_factor.setter
+    def lr_factor(self, factor: float) -> None:
+        if not (math.isfinite(factor) and factor >= 0):
+            raise ValueError(f"lr_factor={factor}: give a number, 0 or more")
+        self._join()
+        if self._leasing is not None:
+            self._leasing.lr_factor = float(factor)
+        elif factor != 1.0:
+            logger.warning("lr_factor has no effect where all workers step together")
+
+    @property
     def num_steps_per_epoch(self) -> int:
         return self._batches.num_steps
 
@@ -208,6 +225,8 @@ class Session:
         self._check_open()
         self._seat()
         first, self._first_epoch = self._first_epoch, self._first_epoch + count
+        if self._leasing is not None:
+            self._leasing.num_epochs = self._first_epoch
         while True:
             cursor = self._ledger.book.cursor
             if self._leasing is not None and cursor.epoch == self._leasing.finished_epoch:
@@ -431,6 +450,11 @@ class Session:
         self._check_open()
         self._seat()
         joined = self._join()
+        if self._leasing is not None and self._leasing.is_open and kind is not Kind.END:
+            raise RuntimeError(
+                f"{kind.value} in the middle of an epoch, where each worker is somewhere else; with "
+                "consistency='async' or 'bounded:K' call it between epochs, when all leases are done"
+            )
 
         def either(place: Place) -> Outcome:
             # The run was asked to stop: at a clean point all workers end it instead of going on.

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -34,9 +34,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from paceline.data.dataset import check_dataset
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
+from paceline.train import consistency
 from paceline.train.callbacks import Callback
 from paceline.train.rates import Rates
 from paceline.train.saving import Checkpoints
+from paceline.train.strategies import StrategyName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,8 @@ class Options:
     clip_norm: float | None = None
     nonfinite: Literal["stop", "skip"] = "stop"
     warm_up: int = 2
+    strategy: StrategyName = "allreduce"
+    consistency: str = "sync"
 
     def __post_init__(self) -> None:
         if type(self.seed) is not int:
@@ -124,6 +128,10 @@ class Options:
             raise ValueError(f"Options(nonfinite={self.nonfinite!r}): give 'stop' or 'skip'")
         if type(self.warm_up) is not int or self.warm_up < 0:
             raise ValueError(f"Options(warm_up={self.warm_up!r}): give a number of samples, or 0 for no warm-up")
+        if self.strategy not in get_args(StrategyName):
+            known = ", ".join(map(repr, get_args(StrategyName)))
+            raise ValueError(f"Options(strategy={self.strategy!r}): give one of {known}")
+        consistency.parse(self.consistency, self.strategy)
         if not isinstance(self.loader, LoaderOptions):
             raise TypeError(f"Options(loader={self.loader!r}): give LoaderOptions(...)")
 
