@@ -10,6 +10,7 @@ import typer
 from paceline.cli import people
 from paceline.cli.bench.app import app as bench_app
 from paceline.cli.bench.command import allreduce
+from paceline.cli.bench.server.command import server
 from paceline.cli.bench.shares.command import shares
 from paceline.cli.join import CodeFirst, join
 from paceline.cli.run import SCRIPT_SETTINGS, run
@@ -29,6 +30,7 @@ app.command()(people.stop)
 app.command()(people.logs)
 bench_app.command()(allreduce)
 bench_app.command()(shares)
+bench_app.command()(server)
 app.add_typer(bench_app, name="bench")
 
 

@@ -27,7 +27,7 @@ def parse(text: str, strategy: str) -> Consistency:
         raise ValueError(f"consistency={text!r}: use 'sync', 'async', or 'bounded:K' with a number of leases K")
     if strategy != "server":
         raise ValueError(
-            f"consistency={text!r} lets workers update without waiting for each other, which strategy={strategy!r} does "
+            f"consistency={text!r} lets workers update without waiting for each other, and strategy={strategy!r} does "
             "not; use strategy='server', where servers make the updates, or consistency='sync'"
         )
     return found

@@ -1,0 +1,66 @@
+"""A parameter server as a Ray actor with a numpy array; workers are processes that call it. What a worker gets is a
+read-only view of Ray's object store: copying it into a model is not counted."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import numpy as np
+
+from paceline.cli.bench.server.drivers.base import LEARNING_RATE
+from paceline.cli.bench.server.plan import Plan
+
+_NAME, _NAMESPACE = "server", "bench"
+
+
+class RayDriver:
+    def obstacle(self) -> str:
+        return "" if importlib.util.find_spec("ray") else "Ray is not installed (pip install ray)"
+
+    def serve(self, plan: Plan, told: Any) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        import ray
+
+        context = ray.init(
+            num_cpus=plan.num_workers + 1,
+            include_dashboard=False,
+            namespace=_NAMESPACE,
+            log_to_driver=False,
+            object_store_memory=max(2 << 30, 16 * 4 * plan.size),
+        )
+
+        class Server:
+            def __init__(self, size: int) -> None:
+                self._values = np.zeros(size, dtype=np.float32)
+
+            def push_and_pull(self, gradient: Any) -> Any:
+                self._values -= np.float32(LEARNING_RATE) * gradient
+                return self._values
+
+        server = ray.remote(num_cpus=0)(Server).options(name=_NAME).remote(plan.size)
+        ray.get(server.push_and_pull.remote(np.zeros(plan.size, dtype=np.float32)))
+        told.send(context.address_info["address"])
+        told.recv()
+        ray.shutdown()
+
+    def worker(self, plan: Plan, address: Any, number: int) -> _RayWorker:
+        return _RayWorker(plan, address)
+
+
+class _RayWorker:
+    def __init__(self, plan: Plan, address: str) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        import ray
+
+        ray.init(address=address, namespace=_NAMESPACE, log_to_driver=False)
+        self._ray = ray
+        self._server = ray.get_actor(_NAME)
+        self._gradient = np.full(plan.size, 1e-3, dtype=np.float32)
+
+    def do(self, measure: str, number: int) -> None:
+        self._ray.get(self._server.push_and_pull.remote(self._gradient))
+
+    def close(self) -> None:
+        self._ray.shutdown()
