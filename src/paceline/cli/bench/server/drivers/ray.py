@@ -26,6 +26,7 @@ class RayDriver:
         context = ray.init(
             num_cpus=plan.num_workers + 1,
             include_dashboard=False,
+            _node_ip_address="127.0.0.1",  # nothing beyond loopback
             namespace=_NAMESPACE,
             log_to_driver=False,
             object_store_memory=max(2 << 30, 16 * 4 * plan.size),
@@ -41,7 +42,7 @@ class RayDriver:
 
         server = ray.remote(num_cpus=0)(Server).options(name=_NAME).remote(plan.size)
         ray.get(server.push_and_pull.remote(np.zeros(plan.size, dtype=np.float32)))
-        told.send(context.address_info["address"])
+        told.send(f"127.0.0.1:{context.address_info['address'].rpartition(':')[2]}")
         told.recv()
         ray.shutdown()
 
@@ -54,7 +55,7 @@ class _RayWorker:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         import ray
 
-        ray.init(address=address, namespace=_NAMESPACE, log_to_driver=False)
+        ray.init(address=address, namespace=_NAMESPACE, log_to_driver=False, _node_ip_address="127.0.0.1")
         self._ray = ray
         self._server = ray.get_actor(_NAME)
         self._gradient = np.full(plan.size, 1e-3, dtype=np.float32)
