@@ -136,7 +136,7 @@ class Keeper:
         self.links: dict[str, Link] = {}
         self._store = store
         self._tenures: dict[int, Tenure] = {}
-        self._disowned: set[int] = set()
+        self._disowned: dict[int, int] = {}  # ranges that another is primary of, since a version that is not here yet
         self._fed: set[tuple[int, str, int]] = set()  # the ranges that replicas get, by server and since when
         self._taken: dict[str, int] = {}  # the number of the last forward of each primary
         self._number = 0
@@ -148,7 +148,7 @@ class Keeper:
         if placement.version <= self.placement.version:
             return
         self.placement = placement
-        self._disowned.clear()
+        self._disowned = {number: since for number, since in self._disowned.items() if since > placement.version}
         self._take_up()
         self._connect()
 
@@ -360,25 +360,31 @@ class Keeper:
     def take(self, sender: str, forward: Forward, parcel: Parcel) -> Acknowledged:
         """A change from a primary, or the state of a range. The shell holds it back while `forward.version` is newer
         than the placement here. What comes again, after a connection broke, is known by its number."""
-        if forward.number <= self._taken.get(sender, 0):
-            return Acknowledged(forward.number)
-        self._taken[sender] = forward.number
-        refused, mine = [], []
-        for number in forward.ranges:
-            known = number < len(self.placement.ranges)
-            if not known or self.placement.ranges[number].primary.server != sender:
-                refused.append(number)
-            elif number in self._tenures:
-                mine.append(number)
+        # Also of what comes again: the first acknowledgement, with what it refused, may never have arrived.
+        refused = tuple(number for number in forward.ranges if not self._is_led_by(sender, number))
+        if forward.number > self._taken.get(sender, 0):
+            self._taken[sender] = forward.number
+            self._follow([number for number in forward.ranges if number not in refused], forward, parcel)
+        return Acknowledged(forward.number, refused, self.placement.version)
+
+    def _is_led_by(self, server: str, number: int) -> bool:
+        return number < len(self.placement.ranges) and self.placement.ranges[number].primary.server == server
+
+    def _follow(self, ranges: Sequence[int], forward: Forward, parcel: Parcel) -> None:
+        """Do what the primary did, where this server is still the replica that it was meant for."""
+        mine = [
+            number
+            for number in ranges
+            if (tenure := self._tenures.get(number)) is not None and tenure.since <= forward.version
+        ]
         if forward.snapshot:
             self._become(mine, forward, parcel)
-            return Acknowledged(forward.number, tuple(refused))
+            return
         mine = [number for number in mine if self._tenures[number].is_complete]
         if forward.commit is not None and mine:
             self._carry_out(mine, forward.commit)
         if forward.push is not None and mine:
             self._make(mine, forward.push, parcel)
-        return Acknowledged(forward.number, tuple(refused))
 
     def _become(self, ranges: Sequence[int], forward: Forward, parcel: Parcel) -> None:
         for number in ranges:
@@ -389,7 +395,8 @@ class Keeper:
                 tenure.become(forward.record)
 
     def acknowledged(self, server: str, message: Acknowledged) -> None:
-        self._disowned.update(message.refused)
+        if message.version > self.placement.version:
+            self._disowned.update(dict.fromkeys(message.refused, message.version))
         if (link := self.links.get(server)) is not None:
             link.acked = max(link.acked, message.number)
             while link.queue and link.queue[0][0].number <= link.acked:
@@ -416,6 +423,4 @@ class Keeper:
         return Answer(self.placement.version, {**answer.pushed, **moved}, {**answer.pulled, **moved}, answer.detail)
 
     def _is_primary(self, number: int) -> bool:
-        if number >= len(self.placement.ranges) or number in self._disowned:
-            return False
-        return self.placement.ranges[number].primary.server == self.me
+        return number not in self._disowned and self._is_led_by(self.me, number)

@@ -108,10 +108,12 @@ class Forward(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """All forwards up to `number` were taken, but for these ranges, of which the sender is not the primary here."""
+    """All forwards up to `number` were taken, but for these ranges, of which the sender is not the primary in the
+    placement of this `version`."""
 
     number: int
     refused: tuple[int, ...] = ()
+    version: int = 0
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
