@@ -139,6 +139,7 @@ class Keeper:
         self._disowned: dict[int, int] = {}  # ranges that another is primary of, since a version that is not here yet
         self._fed: set[tuple[int, str, int]] = set()  # the ranges that replicas get, by server and since when
         self._taken: dict[str, int] = {}  # the number of the last forward of each primary
+        self._handing: dict[tuple[int, int], dict[str, int]] = {}  # ranges, since when, and what is waited for
         self._number = 0
 
     # -- who holds what ----------------------------------------------------------------------------------------------
@@ -151,6 +152,7 @@ class Keeper:
         self._disowned = {number: since for number, since in self._disowned.items() if since > placement.version}
         self._take_up()
         self._connect()
+        self._hand_over()
 
     def _take_up(self) -> None:
         for number in [number for number in self._tenures if number >= len(self.placement.ranges)]:
@@ -185,6 +187,16 @@ class Keeper:
                 self._bring_up(number, server, since)
         self._fed = fed
 
+    def _hand_over(self) -> None:
+        """From here on nothing comes to the ranges that are handed over: what is under way now is all."""
+        handing = {}
+        for number in self.placement.ranges_of.get(self.me, ()):
+            replicas = self.placement.ranges[number]
+            if replicas.handing:
+                key = (number, replicas.handing_since)
+                handing[key] = self._handing.get(key) or self._waits_for([number])
+        self._handing = handing
+
     def _bring_up(self, number: int, server: str, since: int) -> None:
         record, parcel = self._tenures[number].record(), self._store.snapshot(number)
         self._send(server, (number,), parcel, snapshot=since, record=record)
@@ -197,14 +209,13 @@ class Keeper:
 
     def heard(self) -> Heard:
         """What the coordinator is told."""
-        synced, handed = set(), set()
-        for number, tenure in self._tenures.items():
-            replicas = self.placement.ranges[number]
-            if tenure.is_complete and any(one.server == self.me for one in replicas.joining):
-                synced.add(number)
-            if replicas.handing and replicas.primary.server == self.me and self.is_released(self._waits_for([number])):
-                handed.add(number)
-        return Heard(self.placement.version, frozenset(synced), frozenset(handed))
+        synced = frozenset(
+            number
+            for number, tenure in self._tenures.items()
+            if tenure.is_complete and any(one.server == self.me for one in self.placement.ranges[number].joining)
+        )
+        handed = frozenset(number for (number, _), waits in self._handing.items() if self.is_released(waits))
+        return Heard(self.placement.version, synced, handed)
 
     def num_ranges(self) -> tuple[int, int]:
         """How many this server is primary of, and how many it backs up."""
