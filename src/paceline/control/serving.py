@@ -35,7 +35,7 @@ class ServerManager:
     def found(self, founding: int, servers: Sequence[Record], weights: Sequence[int]) -> Change:
         """The run is founded, or founded again: all ranges are empty, and are loaded by who founds it."""
         version = self.placement.version + 1
-        self._goal_for = None
+        self._goal, self._goal_for = [], None
         sites = _sites_of(servers)
         goal = self._find_goal(sites, weights, ())
         cards = tuple(record.introduction.card for record in servers)
