@@ -281,8 +281,11 @@ class Keeper:
             self._store.commit(whole, commit)
         for number in ranges:
             tenure = self._tenures[number]
-            if tenure.staged.pop(key, None) is not None and number not in whole:
-                self._store.unstage(number, *key)
+            if number in whole:
+                del tenure.staged[key]
+            for generation, step in [other for other in tenure.staged if other[1] <= commit.step]:
+                del tenure.staged[(generation, step)]
+                self._store.unstage(number, generation, step)
             tenure.step = commit.step
             tenure.restored = False
 
