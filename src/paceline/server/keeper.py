@@ -6,8 +6,10 @@ links. Tensors are the store's; the keeper says what is to be done with which ra
 Invariants
 - A change is made to a range only by its primary, or by a replica in the order in which its primary made it.
 - A step, and a lease, is applied to a range once: what was applied travels with the range's state.
-- Staged pushes count only by a commit that finds all ranks of one generation; a push of a later generation for the
-  same step, or an earlier one, throws them away.
+- Staged pushes count only by a commit that finds all ranks of one generation. A push of a later generation fences the
+  range: commits that were on their way from earlier ones are refused. What those had staged for the same step is kept
+  until it is made: if a commit reached another range before its sender died, the workers are told, and make the step
+  of that attempt everywhere.
 - An answer is released when every replica that the primary feeds has taken what it speaks of (`Outcome.waits`), so
   nothing is acknowledged, or shown, that the death of this server would take back. A replica that is gone is waited
   for until a placement without it says so.
@@ -81,6 +83,7 @@ class Tenure:
         self.leases = LeaseSet()
         self.generation = 0
         self.staged: dict[tuple[int, int], set[int]] = {}  # the ranks that have pushed for (generation, step)
+        self.counted: Commit | None = None  # the last one
 
     def record(self) -> Record:
         staged = tuple((*key, rank) for key, ranks in self.staged.items() for rank in ranks)
@@ -96,6 +99,7 @@ class Tenure:
             beyond,
             self.generation,
             staged,
+            self.counted,
         )
 
     def become(self, record: Record) -> None:
@@ -104,6 +108,7 @@ class Tenure:
         self.step = record.step
         self.leases = LeaseSet(record.epoch, record.prefix, set(record.beyond))
         self.generation = record.generation
+        self.counted = record.counted
         self.staged = {}
         for generation, step, rank in record.staged:
             self.staged.setdefault((generation, step), set()).add(rank)
@@ -244,7 +249,19 @@ class Keeper:
             left = [number for number in mine if self._is_seen(number, request, pulled)]
             answer = self._store.pull(left, parcel)
         tenures = {number: self._tenures[number] for number in mine}
-        return Outcome(request, Answer(self.placement.version, pushed, pulled), answer, self._waits_for(mine), tenures)
+        said = Answer(self.placement.version, pushed, pulled, self._counted(tenures, request))
+        return Outcome(request, said, answer, self._waits_for(mine), tenures)
+
+    def _counted(self, tenures: dict[int, Tenure], request: Request) -> dict[int, Commit]:
+        """Where the step that is staged was made of an earlier attempt."""
+        push = request.push
+        if not isinstance(push, Stage):
+            return {}
+        return {
+            number: counted
+            for number, tenure in tenures.items()
+            if (counted := tenure.counted) and counted.step == push.step and counted.generation < push.generation
+        }
 
     def _refusal(self, number: int, request: Request) -> Refusal | None:
         is_behind = request.version > self.placement.version
@@ -265,7 +282,9 @@ class Keeper:
             tenure = self._tenures[number]
             if tenure.step >= commit.step:
                 continue
-            if len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks or tenure.restored:
+            if max(commit.generation, commit.by) < tenure.generation:
+                refused[number] = Refusal.STALE
+            elif len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks or tenure.restored:
                 due.append(number)
             else:
                 refused[number] = Refusal.EARLY
@@ -286,7 +305,7 @@ class Keeper:
             for generation, step in [other for other in tenure.staged if other[1] <= commit.step]:
                 del tenure.staged[(generation, step)]
                 self._store.unstage(number, generation, step)
-            tenure.step = commit.step
+            tenure.step, tenure.counted = commit.step, commit
             tenure.restored = False
 
     def _push(
@@ -337,9 +356,9 @@ class Keeper:
                 tenure.leases = LeaseSet(push.epoch, push.prefix, set(push.beyond))
 
     def _throw_away(self, number: int, push: Stage) -> None:
-        """What was staged in earlier generations for a step that is done again."""
+        """What was staged in earlier generations for later steps than the one that is done again."""
         staged = self._tenures[number].staged
-        for generation, step in [key for key in staged if key[0] < push.generation and key[1] >= push.step]:
+        for generation, step in [key for key in staged if key[0] < push.generation and key[1] > push.step]:
             del staged[(generation, step)]
             self._store.unstage(number, generation, step)
 
@@ -434,7 +453,10 @@ class Keeper:
             for number, tenure in outcome.tenures.items()
             if not self._is_primary(number) or self._tenures.get(number) is not tenure
         }
-        return Answer(self.placement.version, {**answer.pushed, **moved}, {**answer.pulled, **moved}, answer.detail)
+        counted = {number: commit for number, commit in answer.counted.items() if number not in moved}
+        return Answer(
+            self.placement.version, {**answer.pushed, **moved}, {**answer.pulled, **moved}, counted, answer.detail
+        )
 
     def _is_primary(self, number: int) -> bool:
         return number not in self._disowned and self._is_led_by(self.me, number)

@@ -29,13 +29,14 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, tag="stage"):
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
     """The step counts: apply what its `num_ranks` workers have staged, times `scale`, with these settings of the
-    optimizers."""
+    optimizers. `by` is the generation that says so, if it is a later one than that of the attempt."""
 
     generation: int
     step: int
     num_ranks: int
     scale: float
     settings: msgspec.Raw = msgspec.Raw(b"\xc0")
+    by: int = 0
 
 
 class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
@@ -85,11 +86,13 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`version` is the placement that the server goes by. Ranges that are not named are done."""
+    """`version` is the placement that the server goes by. Ranges that are not named are done. Where the step of what
+    was staged has been made already, of an earlier generation's attempt, `counted` says of which."""
 
     version: int
     pushed: dict[int, Refusal] = {}
     pulled: dict[int, Refusal] = {}
+    counted: dict[int, Commit] = {}
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
@@ -128,3 +131,4 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     beyond: tuple[int, ...]
     generation: int
     staged: tuple[tuple[int, int, int], ...] = ()
+    counted: Commit | None = None
