@@ -49,7 +49,9 @@ class ServerManager:
         # Who is not heard of since the coordinator came back lives all the same.
         there = [record for record in servers if record.report.phase is Phase.READY or self.holds(record.member)]
         sites = _sites_of([record for record in there if not record.is_going])
-        if not sites:  # those that want to go have to stay until others come
+        # Those that want to go have to stay until others come: one at least, and as many as there should be replicas
+        # while there are some who can be waited for.
+        if len(sites) < (self._num_replicas if len(there) < len(servers) else 1):
             sites = _sites_of(there)
         if not sites:
             return None
