@@ -115,12 +115,13 @@ class Tenure:
 
 
 class Link:
-    """What one replica has yet to acknowledge, and how far it has come."""
+    """What one replica has yet to acknowledge, and how far it has come. What was sent up to the number `acked` on an
+    earlier link to it is waited for no more."""
 
-    def __init__(self) -> None:
+    def __init__(self, acked: int) -> None:
         self.queue: deque[tuple[Forward, Parcel]] = deque()
         self.sent = 0  # the number of the last forward
-        self.acked = 0
+        self.acked = acked
 
 
 class Outcome(NamedTuple):
@@ -186,7 +187,7 @@ class Keeper:
         for server in [server for server in self.links if server not in servers]:
             del self.links[server]
         for server in sorted(servers - self.links.keys()):
-            self.links[server] = Link()
+            self.links[server] = Link(self._number)
         for number, server, since in sorted(fed - self._fed):
             if any(one.server == server for one in self.placement.ranges[number].joining):
                 self._bring_up(number, server, since)
