@@ -77,7 +77,6 @@ class Tenure:
         self.is_complete = since == origin  # else it is being brought up
         self.origin = origin
         self.loaded = False
-        self.restored = False  # and no step was committed since
         self.is_lossy = False  # it was restored after a loss
         self.step = 0
         self.leases = LeaseSet()
@@ -91,7 +90,6 @@ class Tenure:
         beyond = tuple(sorted(leases.beyond))
         return Record(
             self.loaded,
-            self.restored,
             self.is_lossy,
             self.step,
             leases.epoch,
@@ -104,7 +102,7 @@ class Tenure:
 
     def become(self, record: Record) -> None:
         self.is_complete = True
-        self.loaded, self.restored, self.is_lossy = record.loaded, record.restored, record.lossy
+        self.loaded, self.is_lossy = record.loaded, record.lossy
         self.step = record.step
         self.leases = LeaseSet(record.epoch, record.prefix, set(record.beyond))
         self.generation = record.generation
@@ -285,7 +283,7 @@ class Keeper:
                 continue
             if max(commit.generation, commit.by) < tenure.generation:
                 refused[number] = Refusal.STALE
-            elif len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks or tenure.restored:
+            elif len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks or tenure.is_lossy:
                 due.append(number)
             else:
                 refused[number] = Refusal.EARLY
@@ -294,7 +292,8 @@ class Keeper:
             self._forward(due, None, commit=commit)
 
     def _carry_out(self, ranges: Sequence[int], commit: Commit) -> None:
-        """Where the state was lost in the middle of the step, pushes are missing: then its update is lost there too."""
+        """Where the state was lost, pushes may be missing, which went to who had it before, or was taken to have it
+        still: then the update of the step is lost there too."""
         key = (commit.generation, commit.step)
         whole = [number for number in ranges if len(self._tenures[number].staged.get(key, ())) == commit.num_ranks]
         if whole:
@@ -307,7 +306,6 @@ class Keeper:
                 del tenure.staged[(generation, step)]
                 self._store.unstage(number, generation, step)
             tenure.step, tenure.counted = commit.step, commit
-            tenure.restored = False
 
     def _push(
         self, ranges: Sequence[int], push: Stage | Apply | Load, parcel: Parcel, refused: dict[int, Refusal]
@@ -352,7 +350,7 @@ class Keeper:
             elif isinstance(push, Apply):
                 tenure.leases.add(push.epoch, push.lease)
             else:
-                tenure.loaded, tenure.restored, tenure.is_lossy = True, push.restored, push.restored
+                tenure.loaded, tenure.is_lossy = True, push.restored
                 tenure.step = push.step
                 tenure.leases = LeaseSet(push.epoch, push.prefix, set(push.beyond))
 

@@ -50,7 +50,7 @@ class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """The state of ranges that are empty since the placement of version `origin`. What is `restored` takes the place of
-    a state that was lost, perhaps in the middle of a step."""
+    a state that was lost, perhaps with pushes that were acknowledged."""
 
     origin: int
     restored: bool = False
@@ -123,7 +123,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     """What has been applied to a range, as it travels with its state. `staged` are (generation, step, rank)."""
 
     loaded: bool
-    restored: bool
     lossy: bool
     step: int
     epoch: int
