@@ -57,8 +57,8 @@ class LeaseSet(msgspec.Struct):
             return min(self, other, key=lambda one: one.epoch).copy()
         prefix = min(self.prefix, other.prefix)
         further = max(self.prefix, other.prefix)
-        beyond = {lease for lease in self.beyond | other.beyond | set(range(prefix, further))}
-        both = {lease for lease in beyond if self.has(self.epoch, lease) and other.has(self.epoch, lease)}
+        either = self.beyond | other.beyond | set(range(prefix, further))
+        both = {lease for lease in either if self.has(self.epoch, lease) and other.has(self.epoch, lease)}
         found = LeaseSet(self.epoch, prefix)
         found.add_all(both)
         return found

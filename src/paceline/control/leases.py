@@ -174,9 +174,11 @@ class Desk:
         spare: dict[str, list[int]] = {}
         for lease, member in self._holder.items():
             report = self._reports.get(member)
-            if member != taker and report is not None and lease != min(self._granted[member]) != report.started:
-                spare.setdefault(member, []).append(lease)
-            elif member != taker and report is not None and report.started >= 0 and lease != report.started:
+            if member == taker or report is None:
+                continue
+            # Who has not said that it started one is about to start its lowest.
+            kept = report.started if report.started >= 0 else min(self._granted[member])
+            if lease != kept:
                 spare.setdefault(member, []).append(lease)
         if not spare:
             return -1
