@@ -19,7 +19,7 @@ from paceline.server.messages import Acknowledged, Answer, Apply, Commit, Forwar
 
 
 class Mutation(NamedTuple):
-    """`mode` and `num_replicas` are those in which it shows; elsewhere it would only cost time."""
+    """`mode` and `num_replicas` are those in which it shows soonest; elsewhere it would only cost time."""
 
     name: str
     mode: str = ""
@@ -232,10 +232,10 @@ class _WaitsForTheForgotten(Desk):
 SOUND = Mutation("sound")
 MUTATIONS = [
     Mutation("acknowledges before the backup has it", num_replicas=2, keeper=_WaitsForNobody),
-    Mutation("shows what its backups do not have", num_replicas=2, keeper=_ShowsWhatOnlyItHas),
+    Mutation("shows what its backups do not have", mode="bounded", num_replicas=3, keeper=_ShowsWhatOnlyItHas),
     Mutation("answers for what has moved as if it had not", keeper=_AnswersForWhatMoved),
     Mutation("takes a refusal of its forwards for consent", keeper=_HearsNoRefusal),
-    Mutation("refuses a forward once, and not when it comes again", num_replicas=2, keeper=_RefusesOnce),
+    Mutation("refuses a forward once, and not when it comes again", mode="leases", num_replicas=2, keeper=_RefusesOnce),
     Mutation("counts a lease as often as it comes", keeper=_CountsEveryPush),
     Mutation("backs up the state and not what is in it", keeper=_KeepsNoRecord),
     Mutation("brings others up without saying what is in the state", keeper=_SendsNoRecord),
@@ -249,8 +249,8 @@ MUTATIONS = [
     Mutation("ignores the bound", mode="bounded", keeper=_IgnoresTheBound),
     Mutation("takes forwards of who is not primary", keeper=_FollowsAnybody),
     Mutation("goes on serving what it hands over", keeper=_ServesWhileItHandsOver),
-    Mutation("hands over before others have everything", num_replicas=2, keeper=_HandsOverAtOnce),
-    Mutation("keeps what it had when it is brought up anew", num_replicas=3, keeper=_KeepsWhatItHad),
+    Mutation("hands over before others have everything", mode="bounded", num_replicas=3, keeper=_HandsOverAtOnce),
+    Mutation("keeps what it had when it is brought up anew", mode="leases", num_replicas=3, keeper=_KeepsWhatItHad),
     Mutation("counts who is joining as a backup", manager=_CountsWhoIsJoining),
     Mutation("makes who is joining primary", manager=_PromotesWhoIsJoining),
     Mutation("keeps the other backups when a primary died", num_replicas=3, manager=_KeepsBackupsOfTheDead),
