@@ -117,7 +117,8 @@ class Desk:
         self._epoch, self._num_leases = report.epoch, report.num_leases
         begun = report.begun if report.begun.epoch == report.epoch else LeaseSet()
         prefix = self.remembered[1] if self.remembered[0] == report.epoch else 0
-        self._done = LeaseSet(report.epoch, max(prefix, begun.prefix), set(begun.beyond))
+        self._done = LeaseSet(report.epoch, prefix)
+        self._done.update(begun)
         self._holder.clear()
         self._reports.clear()
         self._granted.clear()
@@ -185,19 +186,24 @@ class Desk:
 
     def _serve(self, report: LeaseReport) -> None:
         granted = self._granted[report.member]
-        while len(granted) < report.wants and not self._is_stopped:
-            lease = self._free_lease()
+        while report.wants and not self._is_stopped:
+            lease = self._first_free()
+            # A desk that has forgotten who held what finds leases free that those which are held may be waiting for.
+            is_waited_for = 0 <= lease < min(granted, default=0)
+            if len(granted) >= report.wants and not is_waited_for:
+                return
             if lease < 0 and not granted:
                 lease = self._take_back(report.member)
             if lease < 0:
                 return
             self._hand(report.member, lease)
 
-    def _free_lease(self) -> int:
+    def _first_free(self) -> int:
+        """The first lease that was never handed out; -1 if there is none."""
         while self._next < self._num_leases:
-            lease, self._next = self._next, self._next + 1
-            if not self._done.has(self._epoch, lease) and lease not in self._holder:
-                return lease
+            if not self._done.has(self._epoch, self._next) and self._next not in self._holder:
+                return self._next
+            self._next += 1
         return -1
 
     def _take_back(self, taker: str) -> int:

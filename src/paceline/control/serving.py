@@ -14,7 +14,7 @@ from paceline.control.messages import Phase
 from paceline.control.roster import Record
 from paceline.placement import evolving
 from paceline.placement.evolving import Heard
-from paceline.placement.placement import Placement
+from paceline.placement.placement import Placement, Replicas
 from paceline.placement.placing import Homes, Site, place
 
 
@@ -35,7 +35,7 @@ class ServerManager:
     def found(self, founding: int, servers: Sequence[Record], weights: Sequence[int]) -> Change:
         """The run is founded, or founded again: all ranges are empty, and are loaded by who founds it."""
         version = self.placement.version + 1
-        self._goal_for = None
+        self._goal, self._goal_for = [], None
         sites = _sites_of(servers)
         goal = self._find_goal(sites, weights, ())
         cards = tuple(record.introduction.card for record in servers)
@@ -59,7 +59,7 @@ class ServerManager:
         goal = self._find_goal(sites, weights, present)
         heard = {record.member: _heard(record) for record in there}
         version = self.placement.version + 1
-        ranges = evolving.evolve(self.placement.ranges, heard, goal, version)
+        ranges = self._evolve(heard, goal, version)
         if ranges == self.placement.ranges:
             return None
         named = {one.server for replicas in ranges for one in replicas.everybody()}
@@ -67,6 +67,9 @@ class ServerManager:
         self.placement = Placement(version, self.placement.founding, self.placement.began, cards, ranges)
         lost = tuple(number for number, replicas in enumerate(ranges) if replicas.origin == version)
         return Change(self.placement, lost)
+
+    def _evolve(self, heard: Mapping[str, Heard], goal: Sequence[Homes], version: int) -> tuple[Replicas, ...]:
+        return evolving.evolve(self.placement.ranges, heard, goal, version)
 
     def _find_goal(self, sites: Mapping[str, Site], weights: Sequence[int], present: Sequence[Homes]) -> list[Homes]:
         """Where the ranges should be. It stands until other servers are there: what is on its way arrives first."""

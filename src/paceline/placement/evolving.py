@@ -4,7 +4,7 @@ Every change of a range goes through the same few moves, each of which loses not
 
     bring up     somebody is joining; the primary feeds it
     admit        who has everything becomes a backup
-    hand over    the primary takes nothing more; when nothing is under way, a backup becomes primary
+    hand over    the primary takes nothing more; when nothing is under way, it and a backup change places
     let go       a backup that is not wanted, when enough others are there
     promote      the primary is dead: a backup takes its place; all others are brought up anew, because what the dead
                  one had sent to them may differ
@@ -119,10 +119,9 @@ class _Range:
     def _handed_over(self) -> Replicas:
         now = self._now
         heir = next(one for one in self._backups if one.server == now.handing)
-        backups = tuple(one for one in self._backups if one is not heir)
+        # The old primary has what its heir has: it backs it up until enough others do.
+        backups = (now.primary, *(one for one in self._backups if one is not heir))
         joining = [one.server for one in self._joining]
-        if now.primary.server in self._wanted and len(backups) + 1 < len(self._wanted):
-            joining.append(now.primary.server)
         return Replicas(heir, backups, self._brought_up_anew(joining), now.origin)
 
     def _handing(self) -> tuple[str, int]:

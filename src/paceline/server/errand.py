@@ -31,6 +31,7 @@ class Errand:
         self._to_pull = set(numbers) if pull is not None else set()
         self._under_way: dict[str, Request] = {}
         self.refusals: dict[int, Refusal] = {}  # the last one of each range that is not done
+        self.counted: Commit | None = None  # of an earlier attempt at the step that was staged; it is to be made of it
 
     @property
     def is_done(self) -> bool:
@@ -65,6 +66,8 @@ class Errand:
         """An answer came; the request that it answers."""
         request = self._under_way.pop(server)
         self.records.update(answer.records)
+        for counted in answer.counted.values():
+            self.counted = counted
         for number in request.ranges:
             if number not in answer.pushed:
                 self._to_push.discard(number)

@@ -6,8 +6,10 @@ links. Tensors are the store's; the keeper says what is to be done with which ra
 Invariants
 - A change is made to a range only by its primary, or by a replica in the order in which its primary made it.
 - A step, and a lease, is applied to a range once: what was applied travels with the range's state.
-- Staged pushes count only by a commit that finds all ranks of one generation; a push of a later generation for the
-  same step, or an earlier one, throws them away.
+- Staged pushes count only by a commit that finds all ranks of one generation. A push of a later generation fences the
+  range: commits that were on their way from earlier ones are refused. What those had staged for the same step is kept
+  until it is made: if a commit reached another range before its sender died, the workers are told, and make the step
+  of that attempt everywhere.
 - An answer is released when every replica that the primary feeds has taken what it speaks of (`Outcome.waits`), so
   nothing is acknowledged, or shown, that the death of this server would take back. A replica that is gone is waited
   for until a placement without it says so.
@@ -77,12 +79,12 @@ class Tenure:
         self.is_complete = since == origin  # else it is being brought up
         self.origin = origin
         self.loaded = False
-        self.restored = False  # and no step was committed since
         self.is_lossy = False  # it was restored after a loss
         self.step = 0
         self.leases = LeaseSet()
         self.generation = 0
         self.staged: dict[tuple[int, int], set[int]] = {}  # the ranks that have pushed for (generation, step)
+        self.counted: Commit | None = None  # the last one
 
     def record(self) -> Record:
         staged = tuple((*key, rank) for key, ranks in self.staged.items() for rank in ranks)
@@ -90,7 +92,6 @@ class Tenure:
         beyond = tuple(sorted(leases.beyond))
         return Record(
             self.loaded,
-            self.restored,
             self.is_lossy,
             self.step,
             leases.epoch,
@@ -98,14 +99,16 @@ class Tenure:
             beyond,
             self.generation,
             staged,
+            self.counted,
         )
 
     def become(self, record: Record) -> None:
         self.is_complete = True
-        self.loaded, self.restored, self.is_lossy = record.loaded, record.restored, record.lossy
+        self.loaded, self.is_lossy = record.loaded, record.lossy
         self.step = record.step
         self.leases = LeaseSet(record.epoch, record.prefix, set(record.beyond))
         self.generation = record.generation
+        self.counted = record.counted
         self.staged = {}
         for generation, step, rank in record.staged:
             self.staged.setdefault((generation, step), set()).add(rank)
@@ -139,9 +142,10 @@ class Keeper:
         self.links: dict[str, Link] = {}
         self._store = store
         self._tenures: dict[int, Tenure] = {}
-        self._disowned: set[int] = set()
+        self._disowned: dict[int, int] = {}  # ranges that another is primary of, since a version that is not here yet
         self._fed: set[tuple[int, str, int]] = set()  # the ranges that replicas get, by server and since when
         self._taken: dict[str, int] = {}  # the number of the last forward of each primary
+        self._handing: dict[tuple[int, int], dict[str, int]] = {}  # ranges, since when, and what is waited for
         self._number = 0
 
     # -- who holds what ----------------------------------------------------------------------------------------------
@@ -151,9 +155,10 @@ class Keeper:
         if placement.version <= self.placement.version:
             return
         self.placement = placement
-        self._disowned.clear()
+        self._disowned = {number: since for number, since in self._disowned.items() if since > placement.version}
         self._take_up()
         self._connect()
+        self._hand_over()
 
     def _take_up(self) -> None:
         for number in [number for number in self._tenures if number >= len(self.placement.ranges)]:
@@ -188,6 +193,16 @@ class Keeper:
                 self._bring_up(number, server, since)
         self._fed = fed
 
+    def _hand_over(self) -> None:
+        """From here on nothing comes to the ranges that are handed over: what is under way now is all."""
+        handing = {}
+        for number in self.placement.ranges_of.get(self.me, ()):
+            replicas = self.placement.ranges[number]
+            if replicas.handing:
+                key = (number, replicas.handing_since)
+                handing[key] = self._handing.get(key) or self._waits_for([number])
+        self._handing = handing
+
     def _bring_up(self, number: int, server: str, since: int) -> None:
         record, parcel = self._tenures[number].record(), self._store.snapshot(number)
         self._send(server, (number,), parcel, snapshot=since, record=record)
@@ -200,14 +215,13 @@ class Keeper:
 
     def heard(self) -> Heard:
         """What the coordinator is told."""
-        synced, handed = set(), set()
-        for number, tenure in self._tenures.items():
-            replicas = self.placement.ranges[number]
-            if tenure.is_complete and any(one.server == self.me for one in replicas.joining):
-                synced.add(number)
-            if replicas.handing and replicas.primary.server == self.me and self.is_released(self._waits_for([number])):
-                handed.add(number)
-        return Heard(self.placement.version, frozenset(synced), frozenset(handed))
+        synced = frozenset(
+            number
+            for number, tenure in self._tenures.items()
+            if tenure.is_complete and any(one.server == self.me for one in self.placement.ranges[number].joining)
+        )
+        handed = frozenset(number for (number, _), waits in self._handing.items() if self.is_released(waits))
+        return Heard(self.placement.version, synced, handed)
 
     def num_ranges(self) -> tuple[int, int]:
         """How many this server is primary of, and how many it backs up."""
@@ -238,9 +252,19 @@ class Keeper:
             if request.exports:
                 records = {number: self._tenures[number].record() for number in left}
         tenures = {number: self._tenures[number] for number in mine}
-        return Outcome(
-            request, Answer(self.placement.version, pushed, pulled, records), answer, self._waits_for(mine), tenures
-        )
+        said = Answer(self.placement.version, pushed, pulled, self._counted(tenures, request), records)
+        return Outcome(request, said, answer, self._waits_for(mine), tenures)
+
+    def _counted(self, tenures: dict[int, Tenure], request: Request) -> dict[int, Commit]:
+        """Where the step that is about to be done was made of an earlier attempt."""
+        push = request.push
+        if not isinstance(push, Stage | Fence):
+            return {}
+        return {
+            number: counted
+            for number, tenure in tenures.items()
+            if (counted := tenure.counted) and counted.step == push.step and counted.generation < push.generation
+        }
 
     def _refusal(self, number: int, request: Request) -> Refusal | None:
         is_behind = request.version > self.placement.version
@@ -261,7 +285,9 @@ class Keeper:
             tenure = self._tenures[number]
             if tenure.step >= commit.step:
                 continue
-            if len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks or tenure.restored:
+            if max(commit.generation, commit.by) < tenure.generation:
+                refused[number] = Refusal.STALE
+            elif len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks or tenure.is_lossy:
                 due.append(number)
             else:
                 refused[number] = Refusal.EARLY
@@ -270,17 +296,20 @@ class Keeper:
             self._forward(due, None, commit=commit)
 
     def _carry_out(self, ranges: Sequence[int], commit: Commit) -> None:
-        """Where the state was lost in the middle of the step, pushes are missing: then its update is lost there too."""
+        """Where the state was lost, pushes may be missing, which went to who had it before, or was taken to have it
+        still: then the update of the step is lost there too."""
         key = (commit.generation, commit.step)
         whole = [number for number in ranges if len(self._tenures[number].staged.get(key, ())) == commit.num_ranks]
         if whole:
             self._store.commit(whole, commit)
         for number in ranges:
             tenure = self._tenures[number]
-            if tenure.staged.pop(key, None) is not None and number not in whole:
-                self._store.unstage(number, *key)
-            tenure.step = commit.step
-            tenure.restored = False
+            if number in whole:
+                del tenure.staged[key]
+            for generation, step in [other for other in tenure.staged if other[1] <= commit.step]:
+                del tenure.staged[(generation, step)]
+                self._store.unstage(number, generation, step)
+            tenure.step, tenure.counted = commit.step, commit
 
     def _push(self, ranges: Sequence[int], push: Push, parcel: Parcel, refused: dict[int, Refusal]) -> None:
         fresh = []
@@ -309,17 +338,14 @@ class Keeper:
         return push.rank not in tenure.staged.get((push.generation, push.step), ())
 
     def _make(self, ranges: Sequence[int], push: Push, parcel: Parcel) -> None:
-        if isinstance(push, Fence):
+        if isinstance(push, Stage):
             for number in ranges:
-                self._throw_away(number, push.generation, 0)
-        elif isinstance(push, Stage):
-            for number in ranges:
-                self._throw_away(number, push.generation, push.step)
+                self._throw_away(number, push)
             self._store.stage(ranges, push, parcel)
         elif isinstance(push, Apply):
             if not push.is_void:
                 self._store.apply(ranges, push, parcel)
-        else:
+        elif isinstance(push, Load):
             self._store.load(ranges, parcel)
         for number in ranges:
             tenure = self._tenures[number]
@@ -331,14 +357,14 @@ class Keeper:
             elif isinstance(push, Apply):
                 tenure.leases.add(push.epoch, push.lease)
             else:
-                tenure.loaded, tenure.restored, tenure.is_lossy = True, push.restored, push.restored
+                tenure.loaded, tenure.is_lossy = True, push.restored
                 tenure.step = push.step
                 tenure.leases = LeaseSet(push.epoch, push.prefix, set(push.beyond))
 
-    def _throw_away(self, number: int, fence: int, first: int) -> None:
-        """What was staged in earlier generations for steps that are done again, from the first of them."""
+    def _throw_away(self, number: int, push: Stage) -> None:
+        """What was staged in earlier generations for the step that is done again, and for later ones."""
         staged = self._tenures[number].staged
-        for generation, step in [key for key in staged if key[0] < fence and key[1] >= first]:
+        for generation, step in [key for key in staged if key[0] < push.generation and key[1] >= push.step]:
             del staged[(generation, step)]
             self._store.unstage(number, generation, step)
 
@@ -373,25 +399,31 @@ class Keeper:
     def take(self, sender: str, forward: Forward, parcel: Parcel) -> Acknowledged:
         """A change from a primary, or the state of a range. The shell holds it back while `forward.version` is newer
         than the placement here. What comes again, after a connection broke, is known by its number."""
-        if forward.number <= self._taken.get(sender, 0):
-            return Acknowledged(forward.number)
-        self._taken[sender] = forward.number
-        refused, mine = [], []
-        for number in forward.ranges:
-            known = number < len(self.placement.ranges)
-            if not known or self.placement.ranges[number].primary.server != sender:
-                refused.append(number)
-            elif number in self._tenures:
-                mine.append(number)
+        # Also of what comes again: the first acknowledgement, with what it refused, may never have arrived.
+        refused = tuple(number for number in forward.ranges if not self._is_led_by(sender, number))
+        if forward.number > self._taken.get(sender, 0):
+            self._taken[sender] = forward.number
+            self._follow([number for number in forward.ranges if number not in refused], forward, parcel)
+        return Acknowledged(forward.number, refused, self.placement.version)
+
+    def _is_led_by(self, server: str, number: int) -> bool:
+        return number < len(self.placement.ranges) and self.placement.ranges[number].primary.server == server
+
+    def _follow(self, ranges: Sequence[int], forward: Forward, parcel: Parcel) -> None:
+        """Do what the primary did, where this server is still the replica that it was meant for."""
+        mine = [
+            number
+            for number in ranges
+            if (tenure := self._tenures.get(number)) is not None and tenure.since <= forward.version
+        ]
         if forward.snapshot:
             self._become(mine, forward, parcel)
-            return Acknowledged(forward.number, tuple(refused))
+            return
         mine = [number for number in mine if self._tenures[number].is_complete]
         if forward.commit is not None and mine:
             self._carry_out(mine, forward.commit)
         if forward.push is not None and mine:
             self._make(mine, forward.push, parcel)
-        return Acknowledged(forward.number, tuple(refused))
 
     def _become(self, ranges: Sequence[int], forward: Forward, parcel: Parcel) -> None:
         for number in ranges:
@@ -402,7 +434,8 @@ class Keeper:
                 tenure.become(forward.record)
 
     def acknowledged(self, server: str, message: Acknowledged) -> None:
-        self._disowned.update(message.refused)
+        if message.version > self.placement.version:
+            self._disowned.update(dict.fromkeys(message.refused, message.version))
         if (link := self.links.get(server)) is not None:
             link.acked = max(link.acked, message.number)
             while link.queue and link.queue[0][0].number <= link.acked:
@@ -426,15 +459,15 @@ class Keeper:
             for number, tenure in outcome.tenures.items()
             if not self._is_primary(number) or self._tenures.get(number) is not tenure
         }
+        counted = {number: commit for number, commit in answer.counted.items() if number not in moved}
         return Answer(
             self.placement.version,
             {**answer.pushed, **moved},
             {**answer.pulled, **moved},
+            counted,
             answer.records,
             answer.detail,
         )
 
     def _is_primary(self, number: int) -> bool:
-        if number >= len(self.placement.ranges) or number in self._disowned:
-            return False
-        return self.placement.ranges[number].primary.server == self.me
+        return number not in self._disowned and self._is_led_by(self.me, number)

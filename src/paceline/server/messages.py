@@ -29,19 +29,22 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, tag="stage"):
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
     """The step counts: apply what its `num_ranks` workers have staged, times `scale`, with these settings of the
-    optimizers."""
+    optimizers. `by` is the generation that says so, if it is a later one than that of the attempt."""
 
     generation: int
     step: int
     num_ranks: int
     scale: float
     settings: msgspec.Raw = msgspec.Raw(b"\xc0")
+    by: int = 0
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True, tag="fence"):
-    """Nothing that was staged in a generation below counts any more: its workers go on with other gradients."""
+    """Generations below commit nothing any more: their workers go on with other gradients. `step` is the one that this
+    generation is about to do; the answer says where it was made already."""
 
     generation: int
+    step: int = 0
 
 
 class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
@@ -58,7 +61,7 @@ class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """The state of ranges that are empty since the placement of version `origin`. What is `restored` takes the place of
-    a state that was lost, perhaps in the middle of a step."""
+    a state that was lost, perhaps with pushes that were acknowledged."""
 
     origin: int
     restored: bool = False
@@ -95,12 +98,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`version` is the placement that the server goes by. Ranges that are not named are done. `records` say what has
-    been applied to ranges that were exported."""
+    """`version` is the placement that the server goes by. Ranges that are not named are done. Where the step that a
+    generation is about to do has been made already, of an earlier one's attempt, `counted` says of which. `records` say
+    what has been applied to ranges that were exported."""
 
     version: int
     pushed: dict[int, Refusal] = {}
     pulled: dict[int, Refusal] = {}
+    counted: dict[int, Commit] = {}
     records: dict[int, Record] = {}
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
@@ -120,17 +125,18 @@ class Forward(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """All forwards up to `number` were taken, but for these ranges, of which the sender is not the primary here."""
+    """All forwards up to `number` were taken, but for these ranges, of which the sender is not the primary in the
+    placement of this `version`."""
 
     number: int
     refused: tuple[int, ...] = ()
+    version: int = 0
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """What has been applied to a range, as it travels with its state. `staged` are (generation, step, rank)."""
 
     loaded: bool
-    restored: bool
     lossy: bool
     step: int
     epoch: int
@@ -138,3 +144,4 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     beyond: tuple[int, ...]
     generation: int
     staged: tuple[tuple[int, int, int], ...] = ()
+    counted: Commit | None = None

@@ -104,18 +104,27 @@ class Served:
         what = f"finding the servers (generation {standing.generation})"
         self.client.wait_for_founding(standing.founding, Deadline(PLACEMENT_S, what))
         if standing.generation:
-            settling = decode(standing.settling)
-            self._run(
-                f"beginning generation {standing.generation}",
-                _nothing_to_pack,
-                commit=settling,
-                push=Fence(standing.generation),
-            )
+            self._fence(standing)
         self._rows.need = Need(step=standing.step)
         if self._dense is not None:
             return self._dense.lay_out(group, trained, standing)
         self._flats.take_over(trained)
         return self._flats
+
+    def _fence(self, standing: Standing) -> None:
+        """Have the servers done with earlier generations. The last step that counts is made everywhere; the next one is
+        either made nowhere, or, where a worker that is gone had begun to commit it, of that attempt everywhere."""
+        generation = standing.generation
+        settling = decode(standing.settling)
+        if settling is not None:
+            settling = msgspec.structs.replace(settling, by=generation)
+        everything = range(self.layout.num_ranges)
+        errand = Errand(everything, commit=settling, push=Fence(generation, standing.step + 1))
+        self.client.run(errand, _nothing_to_pack, f"beginning generation {generation}")
+        if errand.counted is not None:
+            counted = msgspec.structs.replace(errand.counted, by=generation)
+            what = f"completing step {counted.step} of generation {counted.generation}"
+            self.client.run(Errand(everything, commit=counted), _nothing_to_pack, what)
 
     def _load_empty(self, empty: set[int]) -> None:
         """Ranges without a state: at the beginning, or lost since. One worker loads them, the others wait."""

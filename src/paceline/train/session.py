@@ -136,8 +136,8 @@ class Session:
         self._consistency = parse_consistency(consistency, strategy)
         if self._consistency.is_leased and self._strategy.has_batch_statistics():
             raise ValueError(
-                f"consistency={consistency!r} with batch normalisation: each worker would have running statistics of its "
-                "own; use consistency='sync', or a normalisation without them (GroupNorm, LayerNorm)"
+                f"consistency={consistency!r} with batch normalisation: each worker would have running statistics of "
+                "its own; use consistency='sync', or a normalisation without them (GroupNorm, LayerNorm)"
             )
         self._schedules = Schedules(others)
         self._leasing: LeaseLoop | None = None

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.control.messages import Serving
 from paceline.placement.placement import Placement
 from paceline.server.keeper import Keeper, Outcome
-from paceline.server.messages import Apply, Commit, Forward, Request, Stage
+from paceline.server.messages import Acknowledged, Apply, Commit, Forward, Request, Stage
+from paceline.testing.simulation.truth import Violation
 
 if TYPE_CHECKING:
     from paceline.testing.serving.world import ServingWorld
+
+BEAT_S = 0.1
 
 Entry = tuple[Any, ...]
 
 
 class ListStore:
-    """The state of a range is what was applied to it, in order."""
+    """The state of a range is what was applied to it, in order; first of all, when it began."""
 
     def __init__(self) -> None:
         self.logs: dict[int, list[Entry]] = {}
-        self.staged: dict[int, dict[tuple[int, int, int], str]] = {}
+        self.staged: dict[int, dict[tuple[int, int, int], Any]] = {}
+
+    def _there(self, number: int) -> list[Entry]:
+        if number not in self.logs:
+            raise Violation(f"range {number} is used where it is not")
+        return self.logs[number]
 
     def load(self, ranges: Sequence[int], parcel: Any) -> None:
         for number in ranges:
@@ -40,15 +49,15 @@ class ListStore:
         for number in ranges:
             key = (commit.generation, commit.step)
             given = {rank: value for (*where, rank), value in self.staged[number].items() if tuple(where) == key}
-            self.logs[number].append(("step", *key, tuple(sorted(given.items()))))
+            self._there(number).append(("step", commit.step, tuple(sorted(given.items()))))
             self.unstage(number, *key)
 
     def apply(self, ranges: Sequence[int], push: Apply, parcel: Any) -> None:
         for number in ranges:
-            self.logs[number].append(("lease", push.epoch, push.lease))
+            self._there(number).append(("lease", push.epoch, push.lease))
 
     def pull(self, ranges: Sequence[int], parcel: Any) -> dict[int, tuple[Entry, ...]]:
-        return {number: tuple(self.logs[number]) for number in ranges}
+        return {number: tuple(self._there(number)) for number in ranges}
 
     def snapshot(self, number: int) -> Any:
         return list(self.logs.get(number, ())), dict(self.staged.get(number, {}))
@@ -62,62 +71,106 @@ class ListStore:
 
 
 class Server:
+    """A process: it may die, stop for a while, and be cut off from the coordinator.
+
+    `receive` is its only ear: what comes while it is stopped is heard when it goes on.
+    """
+
     def __init__(self, world: ServingWorld, name: str) -> None:
-        self.world = world
         self.name = name
         self.store = ListStore()
         self.keeper: Keeper = world.mutation.keeper(name, self.store)
         self.alive = True
-        self.leaving = False
+        self.is_leaving = False
+        self.is_cut_off = False  # from the coordinator
+        self.is_given_up = False  # it is taken for dead, or soon will be
+        self.is_stopped = False
+        self.callers: dict[Callable[[], None], None] = {}  # whom to tell when the connection breaks
+        self._world = world
+        self._inbox: list[Callable[[], None]] = []
         self._waiting: list[tuple[Outcome, Callable[[Outcome], None]]] = []
         self._held: list[tuple[str, Forward, Any]] = []
         self._sent: dict[str, int] = {}
-        world.after(world.random.random() * 0.1, self._beat)
+        world.after(world.random.random() * BEAT_S, self._beat)
+
+    def receive(self, action: Callable[[], None]) -> None:
+        if self.alive and self.is_stopped:
+            self._inbox.append(action)
+        elif self.alive:
+            action()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def go_on(self) -> None:
+        self.is_stopped = False
+        inbox, self._inbox = self._inbox, []
+        for action in inbox:
+            self.receive(action)
+
+    def die(self) -> None:
+        if self.alive:
+            self.alive = False
+            self._world.checks.died()
+            self._world.lose_some_of(self.name)
+            for tell in self.callers:
+                self._world.after(self._world.delay(), tell)
 
     def _beat(self) -> None:
         if not self.alive:
             return
-        heard = self.keeper.heard()
-        serving = Serving(heard.version, tuple(sorted(heard.synced)), tuple(sorted(heard.handed)))
-        self.world.to_chief(lambda: self.world.chief.hear_server(self.name, serving, self.leaving))
-        self.world.after(0.1, self._beat)
+        if not self.is_stopped and not self.is_cut_off:
+            heard = self.keeper.heard()
+            serving = Serving(heard.version, tuple(sorted(heard.synced)), tuple(sorted(heard.handed)))
+            report = functools.partial(self._world.chief.hear_server, self.name, serving, self.is_leaving)
+            self._world.to_chief(self.name, report)
+        self._world.after(BEAT_S, self._beat)
 
     def adopt(self, placement: Placement) -> None:
-        if self.alive:
-            self.keeper.adopt(placement)
-            held, self._held = self._held, []
-            for sender, forward, parcel in held:
-                self.take(sender, forward, parcel)
-            self._look()
+        self.keeper.adopt(placement)
+        held, self._held = self._held, []
+        for sender, forward, parcel in held:
+            self.take(sender, forward, parcel)
+        self._look()
 
     def serve(self, request: Request, parcel: Any, reply: Callable[[Outcome], None]) -> None:
-        if self.alive:
-            self._waiting.append((self.keeper.serve(request, parcel), reply))
-            self._look()
-
-    def _look(self) -> None:
-        """Send what is new in the links, and give the answers that are free to go."""
-        for server, link in self.keeper.links.items():
-            for forward, parcel in link.queue:
-                if forward.number > self._sent.get(server, 0):
-                    self._sent[server] = forward.number
-                    self.world.send_in_order(self.name, server, forward, parcel)
-        free = [one for one in self._waiting if self.keeper.is_released(one[0].waits)]
-        self._waiting = [one for one in self._waiting if one not in free]
-        for outcome, reply in free:
-            reply(outcome._replace(answer=self.keeper.finish(outcome)))
+        self._waiting.append((self.keeper.serve(request, parcel), reply))
+        self._look()
 
     def take(self, sender: str, forward: Forward, parcel: Any) -> None:
-        if not self.alive:
-            return
         is_blocked = any(other == sender for other, _, _ in self._held)
         if forward.version > self.keeper.placement.version or is_blocked:
             self._held.append((sender, forward, parcel))
             return
         message = self.keeper.take(sender, forward, parcel)
-        self.world.send_back_in_order(self.name, sender, message)
+        peer = self._world.servers[sender]
+        self._world.send_in_order(self.name, sender, "back", functools.partial(peer.acknowledged, self.name, message))
+        if message.refused:
+            self._world.faults.refused(self.name, sender)
 
-    def acknowledged(self, server: str, message: Any) -> None:
-        if self.alive:
-            self.keeper.acknowledged(server, message)
-            self._look()
+    def acknowledged(self, server: str, message: Acknowledged) -> None:
+        self.keeper.acknowledged(server, message)
+        self._look()
+
+    def connected(self, server: str) -> None:
+        """The connection to another is there again: what it has not acknowledged is sent again."""
+        self._sent.pop(server, None)
+        self._look()
+
+    def _look(self) -> None:
+        """Send what is new in the links, and give the answers that are free to go."""
+        for server, link in self.keeper.links.items():
+            if self._world.is_broken(self.name, server):
+                continue
+            peer = self._world.servers[server]
+            for forward, parcel in link.queue:
+                if forward.number > self._sent.get(server, 0):
+                    self._sent[server] = forward.number
+                    take = functools.partial(peer.take, self.name, forward, parcel)
+                    self._world.send_in_order(self.name, server, "forth", take)
+        waiting, self._waiting = self._waiting, []
+        for outcome, reply in waiting:
+            if self.keeper.is_released(outcome.waits):
+                reply(outcome._replace(answer=self.keeper.finish(outcome)))
+            else:
+                self._waiting.append((outcome, reply))

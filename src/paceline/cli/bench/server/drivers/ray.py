@@ -3,6 +3,7 @@ read-only view of Ray's object store: copying it into a model is not counted."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from typing import Any
@@ -21,8 +22,7 @@ class RayDriver:
 
     def serve(self, plan: Plan, told: Any) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        import ray
-
+        ray: Any = importlib.import_module("ray")
         context = ray.init(
             num_cpus=plan.num_workers + 1,
             include_dashboard=False,
@@ -53,8 +53,7 @@ class RayDriver:
 class _RayWorker:
     def __init__(self, plan: Plan, address: str) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        import ray
-
+        ray: Any = importlib.import_module("ray")
         ray.init(address=address, namespace=_NAMESPACE, log_to_driver=False, _node_ip_address="127.0.0.1")
         self._ray = ray
         self._server = ray.get_actor(_NAME)

@@ -1,0 +1,230 @@
+"""Who does which lease: the desk, the hand, and the set of what is done."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.control.lease_set import LeaseSet
+from paceline.control.leases import Desk, Done, Hand, LeaseGrant, LeaseReport
+
+LEASES = st.sets(st.integers(0, 12))
+
+
+def lease_set(leases: set[int], epoch: int = 0) -> LeaseSet:
+    found = LeaseSet(epoch)
+    found.add_all(leases)
+    return found
+
+
+class Epoch:
+    """A desk and hands that talk to each other without delay."""
+
+    def __init__(self, num_leases: int, *names: str, desk: Desk | None = None, begun: LeaseSet | None = None) -> None:
+        self.desk = desk or Desk()
+        self.num_leases = num_leases
+        self.term = 1
+        self.begun = begun or LeaseSet()
+        self.hands: dict[str, Hand] = {}
+        for name in names:
+            self.join(name)
+
+    def join(self, name: str) -> Hand:
+        hand = self.hands[name] = Hand(name)
+        hand.open(0, self.num_leases, self.begun)
+        self.talk(name)
+        return hand
+
+    def talk(self, name: str) -> None:
+        self.desk.take(self.hands[name].report())
+        self.tell(self.desk.grants(self.term, (name,)))
+
+    def tell(self, grants: list[LeaseGrant]) -> None:
+        for grant in grants:
+            if grant.member in self.hands:
+                self.hands[grant.member].hear(grant)
+
+    def do(self, name: str) -> int:
+        lease = self.hands[name].start()
+        if lease >= 0:
+            self.hands[name].finish(lease)
+        self.talk(name)
+        return lease
+
+    def held(self, name: str) -> tuple[int, ...]:
+        return self.hands[name].report().held
+
+
+# -- the set -----------------------------------------------------------------------------------------------------------
+
+
+@given(LEASES, LEASES)
+def test_a_lease_set_is_a_set(one: set[int], other: set[int]) -> None:
+    a, b = lease_set(one), lease_set(other)
+    joined = a.copy()
+    joined.update(b)
+    assert joined == lease_set(one | other)
+    assert a.meet(b) == lease_set(one & other)
+    assert len(a) == len(one)
+    assert all(a.has(0, lease) == (lease in one) for lease in range(14))
+    assert all(a.reaches(0, prefix) == one.issuperset(range(prefix)) for prefix in range(14))
+
+
+def test_all_of_an_earlier_epoch_are_done_and_none_of_a_later_one() -> None:
+    found = lease_set({1}, epoch=2)
+    assert found.has(1, 99)
+    assert not found.has(3, 0)
+    assert found.reaches(1, 99)
+    assert not found.reaches(3, 1)
+    assert found.reaches(3, 0)
+    found.add(3, 5)
+    assert found == lease_set({5}, epoch=3)
+    assert lease_set({1}, epoch=2).meet(lease_set({7}, epoch=3)) == lease_set({1}, epoch=2)
+
+
+# -- the desk ----------------------------------------------------------------------------------------------------------
+
+
+def test_everybody_gets_what_it_wants_and_every_lease_is_done_once() -> None:
+    epoch = Epoch(9, "a", "b")
+    assert (epoch.held("a"), epoch.held("b")) == ((0, 1), (2, 3))
+    done = []
+    while not all(hand.is_finished for hand in epoch.hands.values()):
+        done += [lease for lease in (epoch.do("a"), epoch.do("b")) if lease >= 0]
+    assert sorted(done) == list(range(9))
+
+
+def test_the_leases_of_the_dead_go_to_others_at_once() -> None:
+    epoch = Epoch(9, "a", "b")
+    epoch.desk.bury("a")
+    epoch.tell(epoch.desk.grants(1))
+    assert epoch.held("b") == (0, 1, 2, 3)
+
+
+def test_who_is_idle_takes_what_a_slower_one_has_not_started() -> None:
+    epoch = Epoch(4, "a", "b")
+    assert epoch.hands["a"].start() == 0
+    epoch.talk("a")
+    assert [epoch.do("b"), epoch.do("b")] == [2, 3]
+    assert epoch.held("b") == (1,)
+    epoch.talk("a")
+    assert epoch.held("a") == (0,)
+
+
+def test_what_was_started_is_not_taken_back_also_if_it_is_not_the_lowest() -> None:
+    desk = Desk()
+    desk.take(LeaseReport("a", 0, 2, wants=2))
+    ((*_, first),) = [desk.grants(1)]
+    desk.take(LeaseReport("a", 0, 2, heard=first.number, wants=2, held=(0, 1), started=1))
+    desk.take(LeaseReport("b", 0, 2, wants=2))
+    assert {grant.member: grant.leases for grant in desk.grants(1)} == {"a": (1,), "b": (0,)}
+
+
+def test_who_leaves_gets_nothing_more_and_what_it_puts_back_is_done_by_others() -> None:
+    epoch = Epoch(9, "a", "b")
+    epoch.desk.take(LeaseReport("a", 0, 9, heard=1, wants=0))
+    epoch.tell(epoch.desk.grants(1))
+    assert epoch.held("b") == (0, 1, 2, 3)
+
+
+def test_who_asks_for_an_epoch_that_is_over_hears_that_it_is() -> None:
+    desk = Desk()
+    desk.take(LeaseReport("a", 1, 5, wants=1))
+    desk.take(LeaseReport("b", 0, 5, wants=1))
+    grants = {grant.member: grant for grant in desk.grants(1, ("b",))}
+    assert grants["b"].epoch == 0
+    assert grants["b"].is_finished
+
+
+def test_a_desk_that_has_forgotten_learns_from_what_workers_say() -> None:
+    before = Epoch(9, "a", "b")
+    before.do("a")
+    after = Epoch(9, desk=Desk((0, 0)))
+    after.term, after.hands = 2, before.hands
+    after.talk("a")
+    after.talk("b")
+    assert after.desk.done == lease_set({0})
+    assert (after.held("a"), after.held("b")) == ((1, 4), (2, 3))
+
+
+def test_a_desk_that_has_forgotten_hands_out_what_those_that_are_held_may_wait_for() -> None:
+    before = Epoch(9, "dead", "b")
+    after = Epoch(9, desk=Desk())
+    after.term, after.hands = 2, {"b": before.hands["b"]}
+    assert after.held("b") == (2, 3)
+    after.talk("b")
+    assert after.held("b") == (0, 2, 3)
+    assert after.hands["b"].start() == 0
+
+
+def test_what_was_done_before_the_run_is_not_done_again() -> None:
+    epoch = Epoch(5, "a", begun=lease_set({0, 1, 3}))
+    assert epoch.held("a") == (2, 4)
+    assert [epoch.do("a"), epoch.do("a")] == [2, 4]
+    assert epoch.hands["a"].is_finished
+
+
+def test_what_is_remembered_and_what_was_begun_with_is_counted_once() -> None:
+    epoch = Epoch(6, "a", desk=Desk((0, 4)), begun=lease_set({0, 2}))
+    assert not epoch.hands["a"].is_finished
+    assert epoch.held("a") == (4, 5)
+
+
+@pytest.mark.parametrize("remembered", [(-1, 0), (0, 2)])
+def test_only_progress_is_remembered(remembered: tuple[int, int]) -> None:
+    epoch = Epoch(9, "a", desk=Desk(remembered))
+    for _ in range(3):
+        epoch.do("a")
+    assert epoch.desk.to_remember() == (0, remembered[1] + 3)
+    epoch.desk.remembered = (0, remembered[1] + 3)
+    assert epoch.desk.to_remember() is None
+
+
+# -- the hand ----------------------------------------------------------------------------------------------------------
+
+
+def hand(*leases: int) -> Hand:
+    found = Hand("a")
+    found.open(0, 20, LeaseSet())
+    found.hear(LeaseGrant(1, 1, "a", 0, leases))
+    return found
+
+
+def test_an_older_grant_and_one_of_another_epoch_change_nothing() -> None:
+    worker = hand(1, 2)
+    worker.hear(LeaseGrant(1, 1, "a", 0, (7,)))
+    worker.hear(LeaseGrant(2, 9, "a", 1, (8,)))
+    assert worker.report().held == (1, 2)
+    worker.hear(LeaseGrant(2, 1, "a", 0, (9,)))
+    assert worker.report().held == (9,)
+
+
+def test_what_was_started_is_kept_and_what_is_done_is_not_taken_again() -> None:
+    worker = hand(1, 2)
+    assert worker.start() == 1
+    worker.hear(LeaseGrant(1, 2, "a", 0, (2,)))
+    assert worker.report().held == (1, 2)
+    worker.finish(1)
+    worker.hear(LeaseGrant(1, 3, "a", 0, (1, 2)))
+    assert worker.report().held == (2,)
+    assert worker.report().done == (Done(1),)
+
+
+def test_what_is_remembered_as_done_is_said_no_more() -> None:
+    worker = hand(0, 1)
+    worker.finish(worker.start())
+    worker.hear(LeaseGrant(1, 2, "a", 0, (1,), settled=1, prefix=1))
+    assert worker.report().done == ()
+    assert worker.settled == 1
+
+
+def test_a_lower_lease_that_comes_goes_first_if_what_was_started_is_put_back() -> None:
+    worker = hand(5)
+    worker.start()
+    worker.hear(LeaseGrant(1, 2, "a", 0, (3, 5)))
+    assert worker.has_lower()
+    worker.put_back()
+    assert worker.start() == 3
+    assert not worker.has_lower()
+    assert worker.num_held() == 2

@@ -1,0 +1,147 @@
+"""The coordinator's side of the server group: which placement follows from who lives and what they said."""
+
+from __future__ import annotations
+
+from paceline.control.messages import Introduction, Phase, Report, Serving
+from paceline.control.roster import Record
+from paceline.control.serving import Change, ServerManager
+from paceline.placement.placement import Placement, Replicas
+from paceline.wire.card import Card
+
+
+def record(name: str, *, ready: bool = True, leaving: bool = False, serving: Serving | None = None) -> Record:
+    card = Card(name, "server", name, ("", 0), name, b"", False, ())
+    found = Record(Introduction(card, 1, name, ""), 0.0)
+    if ready:
+        found.report = Report(name, 1, 1, Phase.READY, leaving=leaving, serving=serving)
+    return found
+
+
+def founded(manager: ServerManager, names: str, num_ranges: int = 4) -> Placement:
+    return manager.found(1, [record(name) for name in names], [1] * num_ranges).placement
+
+
+def settle(manager: ServerManager, names: str, *, leaving: str = "", building: str = "", num_ranges: int = 4) -> None:
+    """Everybody does at once what the newest placement asks of it, until nothing more follows."""
+    everything = tuple(range(num_ranges))
+    for _ in range(30):
+        said = Serving(manager.placement.version, everything, everything)
+        records = [record(name, leaving=name in leaving, serving=said) for name in names]
+        records += [record(name, ready=False) for name in building]
+        if manager.update(records, [1] * num_ranges) is None:
+            return
+    raise AssertionError("the placement never comes to rest")
+
+
+def homes(placement: Placement) -> list[set[str]]:
+    return [{one.server for one in replicas.everybody()} for replicas in placement.ranges]
+
+
+def test_a_run_that_is_founded_has_all_its_ranges_empty() -> None:
+    placement = founded(ServerManager(2), "abc")
+    assert placement.version == 1
+    assert all(replicas.origin == 1 and len(replicas.backups) == 1 for replicas in placement.ranges)
+    assert placement.card_of.keys() == set("abc")
+
+
+def test_nothing_follows_from_nothing_new() -> None:
+    manager = ServerManager(2)
+    founded(manager, "abc")
+    assert manager.update([record(name) for name in "abc"], [1] * 4) is None
+    assert ServerManager(2).update([record("a")], [1]) is None
+
+
+def test_a_run_may_be_founded_again_with_another_number_of_ranges() -> None:
+    manager = ServerManager(1)
+    founded(manager, "ab", num_ranges=4)
+    again = founded(manager, "ab", num_ranges=7)
+    assert again.version == 2
+    assert [replicas.origin for replicas in again.ranges] == [2] * 7
+
+
+def test_a_server_that_comes_gets_its_part() -> None:
+    manager = ServerManager(1)
+    founded(manager, "a")
+    settle(manager, "ab")
+    assert {len(numbers) for numbers in manager.placement.ranges_of.values()} == {2}
+    assert all(replicas.origin == 1 for replicas in manager.placement.ranges)
+
+
+def test_a_death_moves_its_ranges_to_backups_and_nothing_is_lost() -> None:
+    manager = ServerManager(2)
+    founded(manager, "abc")
+    change = manager.update([record(name) for name in "bc"], [1] * 4)
+    assert change is not None
+    assert change.lost == ()
+    assert all(replicas.primary.server != "a" for replicas in change.placement.ranges)
+    settle(manager, "bc")
+    assert homes(manager.placement) == [set("bc")] * 4
+
+
+def test_ranges_that_nobody_has_any_more_are_named() -> None:
+    manager = ServerManager(1)
+    before = founded(manager, "ab")
+    change = manager.update([record("b")], [1] * 4)
+    assert change == Change(manager.placement, before.ranges_of["a"])
+    assert all(manager.placement.ranges[number].origin == 2 for number in change.lost)
+
+
+def test_when_all_servers_are_gone_the_placement_waits_for_others() -> None:
+    manager = ServerManager(1)
+    founded(manager, "a")
+    assert manager.update([], [1] * 4) is None
+    change = manager.update([record("b")], [1] * 4)
+    assert change is not None
+    assert change.lost == (0, 1, 2, 3)
+
+
+def test_who_leaves_holds_nothing_in_the_end() -> None:
+    manager = ServerManager(2)
+    founded(manager, "abc")
+    settle(manager, "abc", leaving="a")
+    assert not manager.holds("a")
+    assert homes(manager.placement) == [set("bc")] * 4
+    assert all(replicas.origin == 1 for replicas in manager.placement.ranges)
+
+
+def test_the_last_one_stays_until_another_comes() -> None:
+    manager = ServerManager(1)
+    founded(manager, "a")
+    settle(manager, "a", leaving="a")
+    assert manager.holds("a")
+    settle(manager, "ab", leaving="a")
+    assert homes(manager.placement) == [{"b"}] * 4
+
+
+def test_who_leaves_waits_for_those_on_their_way_and_not_for_nobody() -> None:
+    manager = ServerManager(2)
+    founded(manager, "ab")
+    settle(manager, "ab", leaving="a", building="c")
+    assert homes(manager.placement) == [set("ab")] * 4
+    settle(manager, "ab", leaving="a")
+    assert homes(manager.placement) == [{"b"}] * 4
+
+
+def test_who_was_not_heard_of_since_the_coordinator_came_back_lives_all_the_same() -> None:
+    before = founded(ServerManager(2), "ab")
+    manager = ServerManager(2, before)
+    assert manager.update([record(name, ready=False) for name in "ab"], [1] * 4) is None
+    assert manager.placement == before
+
+
+def test_who_is_not_ready_gets_nothing() -> None:
+    manager = ServerManager(1)
+    founded(manager, "a")
+    assert manager.update([record("a"), record("b", ready=False)], [1] * 4) is None
+
+
+def test_a_goal_stands_while_the_same_servers_are_there() -> None:
+    """What is on its way arrives before anything else is wanted."""
+    manager = ServerManager(1)
+    founded(manager, "a")
+    seen: list[tuple[Replicas, ...]] = []
+    settle(manager, "ab")
+    seen.append(manager.placement.ranges)
+    settle(manager, "ab")
+    seen.append(manager.placement.ranges)
+    assert seen[0] == seen[1]

@@ -1,0 +1,118 @@
+"""An errand: which server is asked for what, until every range is done."""
+
+from __future__ import annotations
+
+from keeper_cases import replicas
+
+from paceline.placement.placement import Placement
+from paceline.server.errand import Errand
+from paceline.server.messages import Answer, Apply, Commit, Need, Refusal, Stage
+
+
+def placed(*primaries: str, version: int = 1) -> Placement:
+    return Placement(version, 1, 1, (), tuple(replicas(primary) for primary in primaries))
+
+
+def test_each_server_gets_one_request_for_all_its_ranges() -> None:
+    errand = Errand(range(3), push=Apply(0, 5), pull=Need())
+    requests = errand.requests(placed("a", "b", "a", version=4))
+    assert {server: request.ranges for server, request in requests.items()} == {"a": (0, 2), "b": (1,)}
+    assert all(request.version == 4 and request.push == Apply(0, 5) for request in requests.values())
+
+
+def test_a_server_that_has_not_answered_is_not_asked_again() -> None:
+    errand = Errand(range(2), push=Apply(0, 0))
+    errand.requests(placed("a", "b"))
+    assert errand.requests(placed("a", "b")) == {}
+    assert errand.under_way
+
+
+def test_it_is_done_when_every_range_is() -> None:
+    errand = Errand(range(2), push=Apply(0, 0))
+    errand.requests(placed("a", "b"))
+    errand.answered("a", Answer(1))
+    assert errand.left == {1}
+    errand.answered("b", Answer(1))
+    assert errand.is_done
+    assert not errand.under_way
+
+
+def test_only_the_ranges_that_were_refused_are_asked_for_again() -> None:
+    errand = Errand(range(3), push=Apply(0, 0))
+    errand.requests(placed("a", "a", "a"))
+    errand.answered("a", Answer(1, pushed={1: Refusal.EARLY}))
+    assert errand.refusals == {1: Refusal.EARLY}
+    assert errand.requests(placed("a", "a", "a"))["a"].ranges == (1,)
+    errand.answered("a", Answer(1))
+    assert errand.is_done
+    assert errand.refusals == {}
+
+
+def test_what_moved_is_asked_of_who_has_it_now() -> None:
+    errand = Errand(range(2), push=Apply(0, 0))
+    errand.requests(placed("a", "a"))
+    errand.answered("a", Answer(2, pushed={1: Refusal.MOVED}))
+    assert errand.requests(placed("a", "b", version=2)).keys() == {"b"}
+
+
+def test_a_range_under_way_is_not_asked_for_elsewhere() -> None:
+    errand = Errand(range(1), push=Apply(0, 0))
+    errand.requests(placed("a"))
+    assert errand.requests(placed("b", version=2)) == {}
+    errand.lost("a")
+    assert errand.requests(placed("b", version=2))["b"].ranges == (0,)
+
+
+def test_a_broken_connection_leaves_everything_to_be_asked_again() -> None:
+    errand = Errand(range(2), push=Apply(0, 0), pull=Need())
+    errand.requests(placed("a", "a"))
+    errand.lost("a")
+    assert not errand.under_way
+    assert errand.requests(placed("a", "a"))["a"].ranges == (0, 1)
+
+
+def test_what_was_pushed_is_not_pushed_again_when_only_the_pull_was_refused() -> None:
+    errand = Errand(range(1), push=Apply(0, 0), pull=Need(epoch=0, prefix=3))
+    errand.requests(placed("a"))
+    errand.answered("a", Answer(1, pulled={0: Refusal.EARLY}))
+    assert errand.is_pushed
+    request = errand.requests(placed("a"))["a"]
+    assert request.push is None
+    assert request.pull == Need(epoch=0, prefix=3)
+
+
+def test_what_was_not_pushed_is_pulled_again_with_the_push() -> None:
+    errand = Errand(range(1), commit=Commit(1, 1, 1, 1.0), pull=Need(step=1))
+    errand.requests(placed("a"))
+    errand.answered("a", Answer(1, pushed={0: Refusal.EARLY}))
+    request = errand.requests(placed("a"))["a"]
+    assert request.commit is not None
+    assert request.pull is not None
+
+
+def test_an_errand_without_a_push_only_pulls() -> None:
+    errand = Errand(range(2), pull=Need())
+    assert errand.is_pushed
+    errand.requests(placed("a", "b"))
+    errand.answered("a", Answer(1))
+    errand.answered("b", Answer(1))
+    assert errand.is_done
+
+
+def test_a_restored_range_is_asked_again_until_somebody_has_loaded_it() -> None:
+    errand = Errand(range(2), push=Apply(0, 0), pull=Need())
+    errand.requests(placed("a", "a"))
+    errand.answered("a", Answer(2, pushed={1: Refusal.EMPTY}, pulled={1: Refusal.EMPTY}))
+    assert errand.refusals == {1: Refusal.EMPTY}
+    assert errand.requests(placed("a", "b", version=2))["b"].push == Apply(0, 0)
+    errand.answered("b", Answer(2))
+    assert errand.is_done
+
+
+def test_it_says_of_which_attempt_the_step_was_made_already() -> None:
+    errand = Errand(range(2), push=Stage(2, 1, 0))
+    errand.requests(placed("a", "b"))
+    errand.answered("a", Answer(1))
+    assert errand.counted is None
+    errand.answered("b", Answer(1, counted={1: Commit(1, 1, 3, 1.0)}))
+    assert errand.counted == Commit(1, 1, 3, 1.0)
