@@ -71,8 +71,10 @@ class Served:
             optimizer = optimizers[section.optimizer]
             settings_of(optimizer, optimizer.param_groups[section.group])
         self._client: GroupClient | None = None
+        self._group: Group | None = None
         self._rank = 0
         self._size = 1
+        self._handed_in = 0  # the last step
         self._standing = Standing()
         self._commit: Commit | None = None
 
@@ -94,6 +96,7 @@ class Served:
     # -- who takes part ----------------------------------------------------------------------------------------------
 
     def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: Standing) -> Store:
+        self._group = group
         self._rank, self._size = (group.rank, group.size) if group is not None else (0, 1)
         self._standing = standing
         what = f"finding the servers (generation {standing.generation})"
@@ -141,6 +144,7 @@ class Served:
             self._dense.hand_in(step, {}, examined)
         if not examined.finite:
             return  # the header says so, and the step does not count
+        self._handed_in = step
         self._rows.keep(rows)
         push = Stage(self._standing.generation, step, self._rank)
 
@@ -152,22 +156,30 @@ class Served:
         self._run(f"step {step}: handing in gradients", pack, push=push)
 
     def squares(self, rows: Rows) -> float:
+        """The main worker asks the servers and tells the others: when it knows, one of them may commit the step, and
+        what was staged is gone."""
         total = self._dense.squares(rows) if self._dense is not None else 0.0
-        key = Squares(self._standing.generation, self._standing.step + 1, self._size)
-        found: dict[int, float] = {}
+        served = torch.zeros(1, dtype=torch.float64)
+        if self._rank == 0:
+            served += self._ask_for_squares()
+        if self._group is not None:
+            self._group.all_reduce(served)
+        return total + float(served)
 
-        def pack(request: Request) -> Parcel:
-            out = torch.zeros(len(request.ranges), dtype=torch.float64)
-            parcels.append((request.ranges, out))
-            return Parcel(Detail(squares=key), [], [out])
+    def _ask_for_squares(self) -> float:
+        key = Squares(self._standing.generation, self._handed_in, self._size)
+        while True:
+            asked: list[tuple[tuple[int, ...], torch.Tensor]] = []
 
-        parcels: list[tuple[tuple[int, ...], torch.Tensor]] = []
-        self._run("adding up the norm of the gradients", pack, pull=Need(step=self._standing.step))
-        for numbers, out in parcels:
-            found.update(zip(numbers, out.tolist(), strict=True))
-        for number in sorted(found):  # in one order, so that all workers come to the same bits
-            total += found[number]
-        return total
+            def pack(request: Request, asked: list[tuple[tuple[int, ...], torch.Tensor]] = asked) -> Parcel:
+                out = torch.zeros(len(request.ranges), dtype=torch.float64)
+                asked.append((request.ranges, out))
+                return Parcel(Detail(squares=key), [], [out])
+
+            self._run("adding up the norm of the gradients", pack, pull=Need(step=self._standing.step))
+            if sum(len(ranges) for ranges, _ in asked) == self.layout.num_ranges:
+                return float(sum(out.sum() for _, out in sorted(asked, key=lambda one: one[0])))
+            # Some were asked twice, because they moved meanwhile: what they said may be counted twice.
 
     def decide(self, step: int, factor: float, collector: Collector, used: Sequence[bool]) -> str:
         unused: tuple[Slice, ...] = ()
