@@ -272,8 +272,11 @@ class Keeper:
             self._store.commit(whole, commit)
         for number in ranges:
             tenure = self._tenures[number]
-            if tenure.staged.pop(key, None) is not None and number not in whole:
-                self._store.unstage(number, *key)
+            if number in whole:
+                del tenure.staged[key]
+            for other in [other for other in tenure.staged if other[1] <= commit.step]:  # steps that did not count
+                del tenure.staged[other]
+                self._store.unstage(number, *other)
             tenure.step = commit.step
             tenure.restored = False
 

@@ -5,8 +5,8 @@
     apply     tell the servers, and pull what came of it; whoever comes first makes it happen, for the others it is done
 
 With `dense` being None the dense parameters are on servers too, else that aggregation has them, and only the rows of
-tables are on servers (hybrid). `recall` brings back what the newest checkpoint has of optimizers and tables, after a
-loss.
+tables are on servers (hybrid). `recall` brings back what the newest checkpoint has of tables, and of optimizers if it
+is told so, after a loss.
 
 Invariants
 - A step is committed only after all workers have staged it, and everybody who lives and knows that it counts says so
@@ -46,6 +46,7 @@ from paceline.wire.deadline import Deadline
 logger = logging.getLogger("paceline.strategy")
 
 PLACEMENT_S = 60.0
+OTHERS_S = 2.0  # for the main worker to load what was lost
 
 Tell = Callable[[str, str], None]
 
@@ -57,7 +58,7 @@ class Served:
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, torch.Tensor],
         tell: Tell,
-        recall: Callable[[], None],
+        recall: Callable[[bool], None],
         dense: Aggregation | None = None,
     ) -> None:
         self._sparse = sparse
@@ -75,6 +76,7 @@ class Served:
         self._rank = 0
         self._size = 1
         self._handed_in = 0  # the last step
+        self._patience: dict[int, Deadline] = {}  # by the version in which something was lost
         self._standing = Standing()
         self._commit: Commit | None = None
 
@@ -98,6 +100,8 @@ class Served:
     def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: Standing) -> Store:
         self._group = group
         self._rank, self._size = (group.rank, group.size) if group is not None else (0, 1)
+        if standing.generation == self._standing.generation:  # other parameters are trained from now on
+            standing = standing._replace(step=max(standing.step, self._standing.step))
         self._standing = standing
         what = f"finding the servers (generation {standing.generation})"
         self.client.wait_for_founding(standing.founding, Deadline(PLACEMENT_S, what))
@@ -116,21 +120,23 @@ class Served:
         return self._flats
 
     def _load_empty(self, empty: set[int]) -> None:
-        """Ranges without a state: at the beginning, or lost since. One worker loads them, the others wait."""
-        if self._rank != 0:
-            return
+        """Ranges without a state: at the beginning, or lost since. The main worker loads them. It may be waiting for
+        the others, who do it then: all have the same."""
         placement = self.client.placement
         by_origin: dict[int, set[int]] = {}
         for number in empty:
             by_origin.setdefault(placement.ranges[number].origin, set()).add(number)
         for origin, numbers in by_origin.items():
-            self._load(numbers, origin, is_lost=origin > placement.began)
+            is_lost = origin > placement.began
+            patience = self._patience.setdefault(origin, Deadline(OTHERS_S, "the main worker to load what was lost"))
+            if self._rank == 0 or (is_lost and patience.expired()):
+                self._load(numbers, origin, is_lost=is_lost)
 
     def _load(self, numbers: set[int], origin: int, *, is_lost: bool) -> None:
         push = Load(origin, is_lost, step=self._standing.step)
         errand = Errand(numbers, push=push)
         if is_lost:
-            self._recall()
+            self._recall(self._dense is None)
             text = self._state.describe_loss(numbers, self._standing.step)
             self._tell("lost updates", text)
         self.client.run(errand, self._state.pack_load, f"loading {len(numbers)} ranges")

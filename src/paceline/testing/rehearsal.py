@@ -23,6 +23,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -44,6 +45,7 @@ from paceline.control.messages import AgentDirective, Vitals
 from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket
 from paceline.engine import folders
+from paceline.placement.placement import Placement
 from paceline.testing.forking import fork_context
 from paceline.wire.card import this_host
 from paceline.wire.deadline import Deadline
@@ -223,6 +225,22 @@ class Rehearsal:
         numbers = {worker.pid: number for number, worker in enumerate(self.workers)}
         living = [row for row in self.ask("status")["members"] if not row["fate"] and row["pid"] in numbers]
         return {numbers[row["pid"]]: row["member"] for row in sorted(living, key=lambda row: int(row["rank"]))}
+
+    def placement(self) -> Placement:
+        """Where the ranges of the parameters are, as the coordinator remembers it."""
+        database = sqlite3.connect(f"file:{self.folder / DATABASE}?mode=ro", uri=True, timeout=10.0)
+        with contextlib.closing(database):
+            row = database.execute("SELECT value FROM remembered WHERE key = 'placement'").fetchone()
+        return Placement() if row is None else msgspec.msgpack.decode(row[0], type=Placement)
+
+    def is_settled(self, servers: Sequence[int]) -> bool:
+        """Whether the ranges are on these servers, as many times as they should be, and none is on its way."""
+        pids = {self.servers[number].pid for number in servers}
+        wanted = {row["member"] for row in self.ask("status")["members"] if row["pid"] in pids}
+        placement = self.placement()
+        num_backups = min(self._config.settings.replicas, len(servers)) - 1
+        at_rest = (len(one.backups) == num_backups and not one.joining and not one.handing for one in placement.ranges)
+        return placement.card_of.keys() == wanted and bool(placement.ranges) and all(at_rest)
 
     def log(self, number: int) -> str:
         """What a worker has written to its standard output and error."""

@@ -448,12 +448,13 @@ class Session:
         founding = plan.generation if plan.start is Start.FOUND else 0
         return Standing(plan.generation, book.steps, book.settling, founding)
 
-    def _recall(self) -> None:
+    def _recall(self, with_optimizers: bool) -> None:
         """A server was lost and nobody else had its ranges: what the newest checkpoint has of them."""
         if (newest := self._saver.newest()) is not None:
             update = saving.tree_of(newest)["update"]
-            self._ledger.training.load_optimizers(update["optimizers"])
-            self._strategy.aggregation.load_tables(update["tables"])
+            if with_optimizers:
+                self._ledger.training.load_optimizers(update["optimizers"])
+            self._strategy.aggregation.load_tables(update.get("tables", {}))
 
     def _check(self) -> None:
         if self._joined is not None:
