@@ -7,7 +7,9 @@ optimizers that treat every element by itself can be cut into ranges; the others
 
 from __future__ import annotations
 
+import bisect
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +31,9 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
         torch.optim.RAdam,
     )
 }
+
+# What an optimizer keeps once for a parameter, not for each of its elements, and where it begins.
+COUNTS = {"step": 0.0, "mu_product": 1.0}
 
 Value = float | int | bool | None | tuple[float, ...]
 
@@ -66,30 +71,37 @@ def _arguments_of(kind: type[torch.optim.Optimizer]) -> set[str]:
 
 
 class Block:
-    """One dense range. `values` belongs to the block."""
+    """One dense range. `values` belongs to the block. To torch it is one parameter, until parts of it get no gradient:
+    from then on those are parameters of their own, with their own count of updates, as they are on a worker."""
 
     def __init__(self, values: torch.Tensor, section: int, settings: Settings) -> None:
         self.section = section
         self.values = values
-        self._parameter = torch.nn.Parameter(values, requires_grad=True)
         kind = ELEMENTWISE[settings.optimizer]
         arguments: dict[str, Any] = dict(settings.values)
         if "fused" in _arguments_of(kind) and values.is_floating_point():
             arguments["fused"] = True  # one pass over memory instead of several
-        self._optimizer = kind([self._parameter], **arguments)
+        self._optimizer = kind([torch.nn.Parameter(values)], **arguments)
+        self._bounds = [0, values.numel()]  # of the pieces
         self._settings = settings
+
+    @property
+    def _pieces(self) -> list[torch.nn.Parameter]:
+        pieces: list[torch.nn.Parameter] = self._optimizer.param_groups[0]["params"]
+        return pieces
 
     def update(self, gradient: torch.Tensor, settings: Settings, unused: Sequence[tuple[int, int]] = ()) -> None:
         """`unused` are parts (from, to) that got no gradient: they do not move, decay or forget."""
-        if unused:
-            self._update_but_for(gradient, settings, unused)
-            return
         if settings != self._settings:
             self._optimizer.param_groups[0].update(settings.values)
             self._settings = settings
-        self._parameter.grad = gradient
+        for bound in {bound for part in unused for bound in part}:
+            self._split(bound)
+        for piece, (low, high) in zip(self._pieces, itertools.pairwise(self._bounds), strict=True):
+            is_unused = any(start <= low and high <= stop for start, stop in unused)
+            piece.grad = None if is_unused else gradient[low:high]
         self._optimizer.step()
-        self._parameter.grad = None
+        self._optimizer.zero_grad()
 
     def whole(self, gradient: torch.Tensor, offset: int) -> tuple[torch.Tensor, list[tuple[int, int]]]:
         """The gradient of a part as one of the whole, and the parts that have none."""
@@ -102,33 +114,73 @@ class Block:
         padded[offset:stop] = gradient
         return padded, [part for part in ((0, offset), (stop, size)) if part[0] < part[1]]
 
-    def _update_but_for(self, gradient: torch.Tensor, settings: Settings, unused: Sequence[tuple[int, int]]) -> None:
-        kept = [
-            (name, low, high, value[low:high].clone())
-            for name, value in {"": self.values, **self.state()}.items()
-            if value.dim()
-            for low, high in unused
-        ]
-        self.update(gradient, settings)
-        now = {"": self.values, **self.state()}
-        for name, low, high, value in kept:
-            now[name][low:high] = value
+    def _split(self, bound: int) -> None:
+        if bound in self._bounds:
+            return
+        number = bisect.bisect(self._bounds, bound) - 1
+        low, high = self._bounds[number : number + 2]
+        old = self._pieces[number]
+        halves = [torch.nn.Parameter(self.values[low:bound]), torch.nn.Parameter(self.values[bound:high])]
+        state = self._optimizer.state.pop(old, {})
+        for half, part in zip(halves, (slice(0, bound - low), slice(bound - low, high - low)), strict=True):
+            if state:
+                self._optimizer.state[half] = {name: _part_of(value, part) for name, value in state.items()}
+        self._pieces[number : number + 1] = halves
+        self._bounds.insert(number + 1, bound)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What the optimizer keeps; empty before the first update."""
-        return {name: value for name, value in self._optimizer.state[self._parameter].items() if value is not None}
+        """What the optimizer keeps, one value an element; one for all where all have the same. Empty before the first
+        update, but for an optimizer that begins with something."""
+        states = [self._optimizer.state.get(piece, {}) for piece in self._pieces]
+        names = dict.fromkeys(name for state in states for name, value in state.items() if value is not None)
+        lengths = [piece.numel() for piece in self._pieces]
+        return {name: joined(name, [state.get(name) for state in states], lengths) for name in names}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        size = self.values.numel()
         for name, value in state.items():
-            if name != "step" and value.shape != self.values.shape:
+            if value.numel() != size and (name not in COUNTS or value.numel() != 1):
                 raise ValueError(f"{name} has the shape {tuple(value.shape)}, its range {tuple(self.values.shape)}")
-        if state:
-            own = self._optimizer.state[self._parameter]
+        counts = [value for name, value in state.items() if name in COUNTS and value.numel() > 1]
+        for value in counts:
+            for bound in (value.diff().nonzero().view(-1) + 1).tolist():
+                self._split(bound)
+        if not state:
+            return
+        for piece, (low, high) in zip(self._pieces, itertools.pairwise(self._bounds), strict=True):
+            own = self._optimizer.state[piece]
             own.clear()
-            own.update({name: value.reshape(()) if name == "step" else value for name, value in state.items()})
+            for name, value in state.items():
+                flat = value.reshape(-1)
+                own[name] = flat[low if len(flat) > 1 else 0].clone() if name in COUNTS else flat[low:high].clone()
             if "momentum_buffer" not in own and type(self._optimizer) is torch.optim.SGD:
                 own["momentum_buffer"] = None
 
     @property
     def num_bytes(self) -> int:
-        return self.values.nbytes + sum(value.nbytes for value in self.state().values())
+        kept = (value for state in self._optimizer.state.values() for value in state.values() if value is not None)
+        return int(self.values.nbytes + sum(value.nbytes for value in kept))
+
+
+def joined(name: str, values: Sequence[torch.Tensor | None], lengths: Sequence[int]) -> torch.Tensor:
+    """What an optimizer keeps under a name for several parameters, flat, as one for all of their elements. Who has
+    nothing yet begins with nothing."""
+    if name not in COUNTS:
+        like = next(value for value in values if value is not None)
+        return torch.cat(
+            [
+                torch.zeros(length, dtype=like.dtype) if value is None else value.reshape(-1)
+                for value, length in zip(values, lengths, strict=True)
+            ]
+        )
+    first = torch.tensor(COUNTS[name])
+    counts = [first if value is None else value.detach().reshape(()) for value in values]
+    if all(torch.equal(count, counts[0]) for count in counts[1:]):
+        return counts[0].reshape(1).clone()
+    return torch.cat([count.expand(length) for count, length in zip(counts, lengths, strict=True)])
+
+
+def _part_of(value: torch.Tensor | None, part: slice) -> torch.Tensor | None:
+    if value is None:
+        return None
+    return value.clone() if value.dim() == 0 else value[part].clone()

@@ -31,6 +31,10 @@ class Partitions(msgspec.Struct, frozen=True, array_like=True):
     first: int
     count: int
 
+    def has(self, number: int) -> bool:
+        """Whether a range is one of them."""
+        return 0 <= number - self.first < self.count
+
     def of(self, ids: torch.Tensor) -> torch.Tensor:
         """The range of each id: by bits of a product, which tables do not look at."""
         bits = self.count.bit_length() - 1

@@ -5,6 +5,7 @@ memory handed over once, reads it there, or writes there what it was asked for. 
 socket. Between hosts the same letters carry the tensors.
 
     memory   -> a number for a memory whose descriptor follows; once for each memory and connection
+    forget   -> the number of a memory that is gone: it was that of a process that is
     letter   -> kind, body; the tensors of which some are references; what is wanted, and where it is to be written
 
 Contract: what a letter refers to must not change, and what it wants is not looked at, until it was answered. A
@@ -13,6 +14,8 @@ postbox is used by one thread at a time.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +25,7 @@ import torch
 from paceline.errors import ProtocolError
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
+from paceline.wire.descriptors import Fd, creating
 from paceline.wire.dtypes import DTYPES, spec_of
 from paceline.wire.frame import Limits, TensorSpec, check_spec
 from paceline.wire.handover import receive_descriptors, send_descriptors
@@ -56,29 +60,42 @@ class Letter(NamedTuple):
 
 
 class Memories:
-    """The shared memories that this process can refer to: its own, and those that others handed over."""
+    """The shared memories that this process can refer to: its own, and those that others handed over. Used by all
+    threads."""
 
     def __init__(self) -> None:
-        self._known: dict[int, SharedMemory] = {}
+        self._lock = threading.Lock()
+        self._known: dict[int, SharedMemory] = {}  # replaced and not changed: others may be looking
         self._next = 0
 
     def add(self, memory: SharedMemory) -> int:
-        self._next += 1
-        self._known = {**self._known, self._next: memory}  # others may be looking
-        return self._next
+        with self._lock:
+            self._next += 1
+            self._known = {**self._known, self._next: memory}
+            return self._next
 
     def remove(self, number: int) -> None:
-        known = dict(self._known)
-        known.pop(number).close()
-        self._known = known
+        with self._lock:
+            known = dict(self._known)
+            known.pop(number).close()
+            self._known = known
 
-    def find(self, tensor: torch.Tensor) -> tuple[int, SharedMemory, int] | None:
-        """The memory that a tensor lies in, and where."""
+    def lend(self, number: int) -> Fd | None:
+        """A descriptor of a memory, for the caller to close; None if it is gone meanwhile."""
+        with self._lock, creating:
+            memory = self._known.get(number)
+            return None if memory is None else Fd(os.dup(memory.descriptor.fileno()))
+
+    def has(self, number: int) -> bool:
+        return number in self._known
+
+    def find(self, tensor: torch.Tensor) -> Reference | None:
+        """Where a tensor lies, if in any of them."""
         address = tensor.data_ptr()
         for number, memory in self._known.items():
             offset = address - memory.address
             if 0 <= offset < memory.num_bytes:
-                return number, memory, offset
+                return Reference(number, offset)
         return None
 
 
@@ -88,7 +105,7 @@ class Postbox:
     def __init__(self, connection: Connection, memories: Memories) -> None:
         self.connection = connection
         self._memories = memories
-        self._shown: dict[int, int] = {}  # memories that the other side has, by their number here
+        self._shown: set[int] = set()  # the numbers of memories that the other side has
         self._seen: dict[int, tuple[int, SharedMemory]] = {}  # those of the other side, by their number there
 
     def send(
@@ -100,6 +117,9 @@ class Postbox:
         *,
         deadline: Deadline,
     ) -> None:
+        for number in [number for number in self._shown if not self._memories.has(number)]:
+            self.connection.send("forget", number, deadline=deadline)
+            self._shown.discard(number)
         places = tuple(self._place(tensor, deadline) for tensor in tensors)
         wanted_places = tuple(self._place(tensor, deadline) for tensor in wanted)
         letter = _Letter(
@@ -118,12 +138,17 @@ class Postbox:
         found = self._memories.find(tensor)
         if found is None:
             return None
-        number, memory, offset = found
-        if number not in self._shown:
-            self.connection.send("memory", number, deadline=deadline)
-            send_descriptors(self.connection, [memory.descriptor], deadline)
-            self._shown[number] = number
-        return Reference(number, offset)
+        if found.memory not in self._shown:
+            descriptor = self._memories.lend(found.memory)
+            if descriptor is None:
+                return None
+            try:
+                self.connection.send("memory", found.memory, deadline=deadline)
+                send_descriptors(self.connection, [descriptor], deadline)
+            finally:
+                descriptor.close()
+            self._shown.add(found.memory)
+        return found
 
     def receive(self, *, deadline: Deadline) -> Letter:
         while True:
@@ -131,10 +156,15 @@ class Postbox:
             if header.kind == "memory":
                 self._take_memory(header.read_body(int), deadline)
                 continue
+            if header.kind == "forget":
+                self._forget(header.read_body(int))
+                continue
             letter = header.read_body(_Letter)
-            inside = iter(self.connection.receive_tensors(header, deadline=deadline))
             if payload_bytes and not header.tensors:
                 raise ProtocolError(f"{self.connection.peer} sent bytes that no tensor claims")
+            inside = iter(self.connection.receive_tensors(header, deadline=deadline))
+            if [spec for spec, place in _pairs(letter.specs, letter.places) if place is None] != list(header.tensors):
+                raise ProtocolError(f"{self.connection.peer} sent other tensors than its letter says")
             tensors = [
                 next(inside) if place is None else self._resolve(spec, place)
                 for spec, place in _pairs(letter.specs, letter.places)
@@ -151,6 +181,11 @@ class Postbox:
         memory = SharedMemory.attach(descriptor)
         self._seen[number] = (self._memories.add(memory), memory)
 
+    def _forget(self, number: int) -> None:
+        """Tensors there that are still in use keep the memory until they are gone."""
+        if (found := self._seen.pop(number, None)) is not None:
+            self._memories.remove(found[0])
+
     def _resolve(self, spec: TensorSpec, place: Reference) -> torch.Tensor:
         check_spec(spec)
         memory = self._seen.get(place.memory, (0, None))[1]
@@ -164,9 +199,8 @@ class Postbox:
 
     def close(self) -> None:
         self.connection.close()
-        for number, _ in self._seen.values():
-            self._memories.remove(number)
-        self._seen.clear()
+        for number in list(self._seen):
+            self._forget(number)
 
 
 def _pairs(

@@ -175,8 +175,9 @@ class Service:
                 if postbox is None:
                     postbox = self._dial(server)
                 sent = self._send_batch(postbox, server, batch)
-            except PacelineError as error:
-                logger.info("feeding %s: %s", server, error)
+            except Exception as error:  # whatever it is: who waits for this replica waits for ever without a feeder
+                level = logging.INFO if isinstance(error, PacelineError) else logging.ERROR
+                logger.log(level, "feeding %s: %s", server, error, exc_info=level == logging.ERROR)
                 if postbox is not None:
                     postbox.close()
                 postbox, sent = None, 0

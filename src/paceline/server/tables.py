@@ -26,11 +26,12 @@ class Tables:
     def take_up(self, specs: Sequence[TableSpec], partitions: Partitions, ranges: set[int]) -> None:
         """Hold the rows of these ranges from now on; there are none yet."""
         self._partitions = partitions
-        self.held |= {number for number in ranges if 0 <= number - partitions.first < partitions.count}
         for spec in specs:
-            present = self.tables.setdefault(spec.name, RowTable(spec)).spec
+            present = self.tables[spec.name].spec if spec.name in self.tables else spec
             if present != spec:
                 raise ValueError(f"table {spec.name!r} is {present} here, but {spec} is to be loaded")
+        self.tables.update({spec.name: RowTable(spec) for spec in specs if spec.name not in self.tables})
+        self.held |= {number for number in ranges if partitions.has(number)}
 
     def has(self, number: int) -> bool:
         return number in self.held
@@ -88,11 +89,17 @@ class Tables:
             raise ValueError(f"there is no table {name!r} on this server, which has {known}") from None
 
     def _mask(self, ids: torch.Tensor, ranges: set[int]) -> torch.Tensor | None:
-        """Which ids are in these ranges; None for all of them, as it is while nothing moves."""
-        if self.held <= ranges or self._partitions is None:
+        """Which ids are in these ranges; None for all of them, as it is while nothing moves. A parcel may have ids of
+        ranges that are not held here: they moved meanwhile, or another server backs them up."""
+        partitions = self._partitions
+        if partitions is None:
             return None
-        mine = torch.tensor(sorted(ranges), dtype=torch.int64)
-        return torch.isin(self._partitions.of(ids), mine)
+        mine = torch.zeros(partitions.count, dtype=torch.bool)
+        mine[[number - partitions.first for number in ranges if partitions.has(number)]] = True
+        if bool(mine.all()):
+            return None
+        mask = mine[partitions.of(ids) - partitions.first]
+        return None if bool(mask.all()) else mask
 
     def _select(self, ids: torch.Tensor, values: torch.Tensor, ranges: set[int]) -> tuple[torch.Tensor, torch.Tensor]:
         mask = self._mask(ids, ranges)

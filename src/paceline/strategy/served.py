@@ -5,8 +5,8 @@
     apply     tell the servers, and pull what came of it; whoever comes first makes it happen, for the others it is done
 
 With `dense` being None the dense parameters are on servers too, else that aggregation has them, and only the rows of
-tables are on servers (hybrid). `recall` brings back what the newest checkpoint has of optimizers and tables, after a
-loss; `is_loader` says whether this worker loads what is empty.
+tables are on servers (hybrid). `recall` brings back what the newest checkpoint has of tables, and of optimizers if it
+is told so, after a loss; `is_loader` says whether this worker loads what is empty.
 
 Invariants
 - A step is committed only after all workers have staged it, and everybody who lives and knows that it counts says so
@@ -46,6 +46,7 @@ from paceline.wire.deadline import Deadline
 logger = logging.getLogger("paceline.strategy")
 
 PLACEMENT_S = 60.0
+OTHERS_S = 2.0  # for the main worker to load what was lost
 
 Tell = Callable[[str, str], None]
 
@@ -57,7 +58,7 @@ class Served:
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, torch.Tensor],
         tell: Tell,
-        recall: Callable[[], None],
+        recall: Callable[[bool], None],
         is_loader: Callable[[], bool],
         dense: Aggregation | None = None,
     ) -> None:
@@ -73,8 +74,11 @@ class Served:
             optimizer = optimizers[section.optimizer]
             settings_of(optimizer, optimizer.param_groups[section.group])
         self._client: GroupClient | None = None
+        self._group: Group | None = None
         self._rank = 0
         self._size = 1
+        self._handed_in = 0  # the last step
+        self._patience: dict[int, Deadline] = {}  # by the version in which something was lost
         self._standing = Standing()
         self._done = LeaseSet()  # leases that are known to be done everywhere
         self._commit: Commit | None = None
@@ -99,7 +103,10 @@ class Served:
     # -- who takes part ----------------------------------------------------------------------------------------------
 
     def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: Standing) -> Store:
+        self._group = group
         self._rank, self._size = (group.rank, group.size) if group is not None else (0, 1)
+        if standing.generation == self._standing.generation:  # other parameters are trained from now on
+            standing = standing._replace(step=max(standing.step, self._standing.step))
         self._standing = standing
         what = f"finding the servers (generation {standing.generation})"
         self.client.wait_for_founding(standing.founding, Deadline(PLACEMENT_S, what))
@@ -127,22 +134,22 @@ class Served:
             self.client.run(Errand(everything, commit=counted), _nothing_to_pack, what)
 
     def _load_empty(self, empty: set[int]) -> None:
-        """Ranges without a state: at the beginning, or lost since. One worker loads them, the others wait."""
-        if not self._is_loader():
-            return
+        """Ranges without a state: at the beginning, or lost since. The main worker loads them. It may be waiting for
+        the others, who do it then: all have the same."""
         placement = self.client.placement
-        lost = {number for number in empty if placement.ranges[number].origin > placement.began}
-        if lost:
-            self._recall()
-            self._tell("lost updates", self._state.describe_loss(lost, self._standing.step))
         loads: dict[Load, set[int]] = {}
         for number in empty:
-            is_lost = number in lost
-            done = self._done if is_lost else self._state.leases.get(number, LeaseSet())
-            record = (done.epoch, done.prefix, tuple(sorted(done.beyond)))
-            load = Load(placement.ranges[number].origin, is_lost, self._standing.step, *record)
-            loads.setdefault(load, set()).add(number)
+            origin = placement.ranges[number].origin
+            is_lost = origin > placement.began
+            patience = self._patience.setdefault(origin, Deadline(OTHERS_S, "the main worker to load what was lost"))
+            if self._is_loader() or (is_lost and patience.expired()):
+                done = self._done if is_lost else self._state.leases.get(number, LeaseSet())
+                record = (done.epoch, done.prefix, tuple(sorted(done.beyond)))
+                loads.setdefault(Load(origin, is_lost, self._standing.step, *record), set()).add(number)
         for load, numbers in loads.items():
+            if load.restored:
+                self._recall(self._dense is None)
+                self._tell("lost updates", self._state.describe_loss(numbers, self._standing.step))
             self.client.run(Errand(numbers, push=load), self._state.pack_load, f"loading {len(numbers)} ranges")
 
     # -- a step ------------------------------------------------------------------------------------------------------
@@ -154,6 +161,7 @@ class Served:
             self._dense.hand_in(step, {}, examined)
         if not examined.finite:
             return  # the header says so, and the step does not count
+        self._handed_in = step
         self._rows.keep(rows)
         push = Stage(self._standing.generation, step, self._rank)
 
@@ -165,22 +173,30 @@ class Served:
         self._run(f"step {step}: handing in gradients", pack, push=push)
 
     def squares(self, rows: Rows) -> float:
+        """The main worker asks the servers and tells the others: when it knows, one of them may commit the step, and
+        what was staged is gone."""
         total = self._dense.squares(rows) if self._dense is not None else 0.0
-        key = Squares(self._standing.generation, self._standing.step + 1, self._size)
-        found: dict[int, float] = {}
+        served = torch.zeros(1, dtype=torch.float64)
+        if self._rank == 0:
+            served += self._ask_for_squares()
+        if self._group is not None:
+            self._group.all_reduce(served)
+        return total + float(served)
 
-        def pack(request: Request) -> Parcel:
-            out = torch.zeros(len(request.ranges), dtype=torch.float64)
-            parcels.append((request.ranges, out))
-            return Parcel(Detail(squares=key), [], [out])
+    def _ask_for_squares(self) -> float:
+        key = Squares(self._standing.generation, self._handed_in, self._size)
+        while True:
+            asked: list[tuple[tuple[int, ...], torch.Tensor]] = []
 
-        parcels: list[tuple[tuple[int, ...], torch.Tensor]] = []
-        self._run("adding up the norm of the gradients", pack, pull=Need(step=self._standing.step))
-        for numbers, out in parcels:
-            found.update(zip(numbers, out.tolist(), strict=True))
-        for number in sorted(found):  # in one order, so that all workers come to the same bits
-            total += found[number]
-        return total
+            def pack(request: Request, asked: list[tuple[tuple[int, ...], torch.Tensor]] = asked) -> Parcel:
+                out = torch.zeros(len(request.ranges), dtype=torch.float64)
+                asked.append((request.ranges, out))
+                return Parcel(Detail(squares=key), [], [out])
+
+            self._run("adding up the norm of the gradients", pack, pull=Need(step=self._standing.step))
+            if sum(len(ranges) for ranges, _ in asked) == self.layout.num_ranges:
+                return float(sum(out.sum() for _, out in sorted(asked, key=lambda one: one[0])))
+            # Some were asked twice, because they moved meanwhile: what they said may be counted twice.
 
     def decide(self, step: int, factor: float, collector: Collector, used: Sequence[bool]) -> str:
         unused: tuple[Slice, ...] = ()

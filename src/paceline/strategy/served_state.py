@@ -15,7 +15,7 @@ import torch
 from paceline.control.lease_set import LeaseSet
 from paceline.server.chunk import Chunk
 from paceline.server.client import GroupClient
-from paceline.server.dense import settings_of
+from paceline.server.dense import COUNTS, joined, settings_of
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout, Part, Span
 from paceline.server.messages import Need, Request
@@ -81,17 +81,15 @@ class ServedState:
     def _cut_state(
         self, name: str, states: Sequence[Mapping[str, Any]], parts: Sequence[Part], span: Span
     ) -> torch.Tensor | None:
-        inside = [state for state, part in zip(states, parts, strict=True) if _overlaps(part, span)]
-        there = [state[name] for state in inside if isinstance(state.get(name), torch.Tensor)]
-        if not there:
+        inside = [(part, state) for part, state in zip(parts, states, strict=True) if _overlaps(part, span)]
+        values = [state.get(name) if isinstance(state.get(name), torch.Tensor) else None for _, state in inside]
+        if not any(value is not None for value in values):
             return None
-        if there[0].dim() == 0:  # the number of updates
-            return torch.stack([value.reshape(()) for value in there]).max().reshape(1)
-        whole = [
-            state[name] if isinstance(state.get(name), torch.Tensor) else torch.zeros_like(part.parameter)
-            for state, part in zip(states, parts, strict=True)
-        ]
-        return _cut(whole, parts, span)
+        whole = joined(name, values, [part.parameter.numel() for part, _ in inside])
+        if len(whole) == 1:
+            return whole
+        first = inside[0][0].start
+        return whole[span.start - first : span.stop - first].clone()
 
     def _chunks(self, ranges: Sequence[int], packing: Packing) -> list[TableChunk]:
         partitions = self._layout.partitions
@@ -177,12 +175,12 @@ class ServedState:
                 start, length = where[number]
                 for name, place in making.state.items():
                     value = answer.slice(place)
-                    if name == "step":
-                        found[name] = value.reshape(()).clone()
+                    if name in COUNTS:
+                        found[name] = value[start if len(value) > 1 else 0].clone()
                         continue
                     flat = found.setdefault(name, torch.zeros(part.parameter.numel(), dtype=value.dtype))
                     flat[offsets[number] : offsets[number] + length] = value[start : start + length]
-        return {name: value if name == "step" else value.view(part.parameter.shape) for name, value in found.items()}
+        return {name: value if name in COUNTS else value.view(part.parameter.shape) for name, value in found.items()}
 
     def _gathered_tables(self, answers: Sequence[Parcel]) -> dict[str, Any]:
         chunks: dict[str, list[Chunk]] = {spec.name: [] for spec in self._sparse.specs}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -36,8 +36,8 @@ class Sparse:
         seed: int,
     ) -> None:
         self.modules = dict(tables)
-        self._groups = {name: _group_of(name, table, optimizers) for name, table in tables.items()}
-        self.specs = tuple(_spec_of(name, table, *self._groups[name], seed) for name, table in tables.items())
+        self._places = {name: _place_of(name, table, optimizers) for name, table in tables.items()}
+        self.specs = tuple(_spec_of(name, table, self._places[name], seed) for name, table in tables.items())
         self._names = {id(table): name for name, table in tables.items()}
         self.source: RowSource | None = None
         self._tape: list[tuple[str, torch.Tensor, torch.Tensor]] = []
@@ -48,7 +48,7 @@ class Sparse:
 
     def settings(self) -> tuple[TableSettings, ...]:
         """What the groups of the tables say now."""
-        return tuple(TableSettings(name, _plain(group)) for name, (_, group) in self._groups.items())
+        return tuple(TableSettings(name, _plain(place.group)) for name, place in self._places.items())
 
     # -- the modules' side -------------------------------------------------------------------------------------------
 
@@ -106,25 +106,33 @@ def merged(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Te
     return ids, total.index_add_(0, inverse, gradients)
 
 
-_Group = tuple[torch.optim.Optimizer, dict[str, object]]
+class _Place(NamedTuple):
+    """Which group of which optimizer a table is in. Loading a state puts other dicts in the place of the groups."""
+
+    optimizer: torch.optim.Optimizer
+    number: int
+
+    @property
+    def group(self) -> dict[str, object]:
+        found: dict[str, object] = self.optimizer.param_groups[self.number]
+        return found
 
 
-def _group_of(name: str, table: Table, optimizers: Sequence[torch.optim.Optimizer]) -> _Group:
+def _place_of(name: str, table: Table, optimizers: Sequence[torch.optim.Optimizer]) -> _Place:
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
+        for number, group in enumerate(optimizer.param_groups):
             if any(parameter is table.weight for parameter in group["params"]):
                 if type(optimizer).__name__ not in _KINDS:
                     raise ValueError(
                         f"table {name!r} is in {type(optimizer).__name__}, which has no rule for rows; "
                         f"use one of {', '.join(_KINDS)}"
                     )
-                return optimizer, group
+                return _Place(optimizer, number)
     raise ValueError(f"table {name!r} is in no optimizer; give its weight to one: it stands for the rows")
 
 
-def _spec_of(
-    name: str, table: Table, optimizer: torch.optim.Optimizer, group: dict[str, object], seed: int
-) -> TableSpec:
+def _spec_of(name: str, table: Table, place: _Place, seed: int) -> TableSpec:
+    optimizer, group = place.optimizer, place.group
     kind = _KINDS[type(optimizer).__name__]
     return TableSpec(
         name=name,

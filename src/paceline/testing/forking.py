@@ -15,6 +15,7 @@ _PRELOAD = [
     "paceline.cli.main",
     "paceline.collective.meeting",
     "paceline.engine.launch",
+    "paceline.server.member",
     "paceline.testing.crew",
     "paceline.testing.rehearsal",
     "paceline.train.session",

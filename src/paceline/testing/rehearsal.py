@@ -1,15 +1,16 @@
-"""A real run in real processes, for tests and benchmarks: a coordinator, and workers that run a function.
+"""A real run in real processes, for tests and benchmarks: a coordinator, workers that run a function, and servers.
 
     with Rehearsal(train, workers=3, folder=tmp_path) as run:
         run.wait_said(0, 5)                      # what the function says (`say`), here after each step
         run.kill(1)                              # or stop, resume, terminate; kill_coordinator, start_coordinator
-        run.add()                                # one more worker
+        run.add()                                # one more worker; add_server, and run.servers[0].kill()
         results = run.finish()                   # by worker: what the function returned, or a `Died`
 
 It does what an agent does, in the test's own process: it sees deaths and who is busy, reports that, and kills whom it
-is told to. Workers are forked from a server that has imported torch already; they end as a script does, by its
-exception hook and exit functions. What they and the coordinator write is in the folder (`log`). A folder in which a
-run has ended is opened again, as `paceline run --resume` does.
+is told to. Workers are forked from a process that has imported torch already; they end as a script does, by its
+exception hook and exit functions. Servers run what `python -m paceline.server` runs, as many as the settings say. What
+they and the coordinator write is in the folder (`log`, `server_log`). A folder in which a run has ended is opened
+again, as `paceline run --resume` does.
 
 Invariant: after `close` no process of the run is left.
 """
@@ -22,6 +23,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -43,6 +45,7 @@ from paceline.control.messages import AgentDirective, Vitals
 from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket
 from paceline.engine import folders
+from paceline.placement.placement import Placement
 from paceline.testing.forking import fork_context
 from paceline.wire.card import this_host
 from paceline.wire.deadline import Deadline
@@ -60,14 +63,12 @@ class Died(NamedTuple):
     error: str = ""
 
 
-class Worker:
-    def __init__(self, process: Any, pipe: Connection) -> None:
+class Child:
+    """A process of the run."""
+
+    def __init__(self, process: Any) -> None:
         self.process = process
-        self.pipe = pipe
         self.pid: int = process.pid
-        self.said: list[Any] = []
-        self.result: Any = None
-        self.has_result = False
         self.ticks = 0  # of processor time, when it was looked at last
         self.busy_at = time.monotonic()
         self._exit_lock = threading.Lock()
@@ -89,6 +90,29 @@ class Worker:
         if ticks > self.ticks:
             self.ticks, self.busy_at = ticks, now
         return Vitals(fields[0], now - self.busy_at < _BUSY_S)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, if the process is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+
+
+class Worker(Child):
+    def __init__(self, process: Any, pipe: Connection) -> None:
+        super().__init__(process)
+        self.pipe = pipe
+        self.said: list[Any] = []
+        self.result: Any = None
+        self.has_result = False
+
+    def close(self) -> None:
+        super().close()
+        self.pipe.close()
 
 
 class Rehearsal:
@@ -115,6 +139,7 @@ class Rehearsal:
         self._seen: tuple[object, ...] = ()
         self.exhausted = False  # whether no more workers will be added
         self.workers: list[Worker] = []
+        self.servers: list[Child] = []
         if (folder / DATABASE).exists():
             folders.reopen(folder)
         self.start_coordinator()
@@ -123,6 +148,8 @@ class Rehearsal:
         self._client = AgentClient(self.ticket, mine, self._obey)
         self._watcher = threading.Thread(target=self._watch, name="rehearsal", daemon=True)
         self._watcher.start()
+        for _ in range(self._config.settings.servers):
+            self.add_server()
         for _ in range(workers):
             self.add()
 
@@ -147,6 +174,17 @@ class Rehearsal:
             self.workers.append(worker)
         self._report()
         return worker
+
+    def add_server(self) -> Child:
+        """One more server."""
+        log = self._server_log_of(len(self.servers))
+        process = self._context.Process(target=_serve, args=(msgspec.json.encode(self.ticket), str(log)))
+        process.start()
+        server = Child(process)
+        with self._lock:
+            self.servers.append(server)
+        self._report()
+        return server
 
     def kill(self, number: int) -> None:
         os.kill(self.workers[number].pid, signal.SIGKILL)
@@ -188,9 +226,31 @@ class Rehearsal:
         living = [row for row in self.ask("status")["members"] if not row["fate"] and row["pid"] in numbers]
         return {numbers[row["pid"]]: row["member"] for row in sorted(living, key=lambda row: int(row["rank"]))}
 
+    def placement(self) -> Placement:
+        """Where the ranges of the parameters are, as the coordinator remembers it."""
+        database = sqlite3.connect(f"file:{self.folder / DATABASE}?mode=ro", uri=True, timeout=10.0)
+        with contextlib.closing(database):
+            row = database.execute("SELECT value FROM remembered WHERE key = 'placement'").fetchone()
+        return Placement() if row is None else msgspec.msgpack.decode(row[0], type=Placement)
+
+    def is_settled(self, servers: Sequence[int]) -> bool:
+        """Whether the ranges are on these servers, as many times as they should be, and none is on its way."""
+        pids = {self.servers[number].pid for number in servers}
+        wanted = {row["member"] for row in self.ask("status")["members"] if row["pid"] in pids}
+        placement = self.placement()
+        num_backups = min(self._config.settings.replicas, len(servers)) - 1
+        at_rest = (len(one.backups) == num_backups and not one.joining and not one.handing for one in placement.ranges)
+        return placement.card_of.keys() == wanted and bool(placement.ranges) and all(at_rest)
+
     def log(self, number: int) -> str:
         """What a worker has written to its standard output and error."""
         return self._log_of(number).read_text(errors="replace")
+
+    def server_log(self, number: int) -> str:
+        return self._server_log_of(number).read_text(errors="replace")
+
+    def _server_log_of(self, number: int) -> Path:
+        return self.folder / f"server-{number}.log"
 
     def _log_of(self, number: int) -> Path:
         return self.folder / f"worker-{number}.log"
@@ -214,10 +274,10 @@ class Rehearsal:
         return found
 
     def _show_stacks(self) -> None:
-        """Let every worker write where it stands into its log."""
-        for worker in self.workers:
-            if worker.exit_code is None:
-                os.kill(worker.pid, signal.SIGUSR1)
+        """Let every process write where it stands into its log."""
+        for child in (*self.workers, *self.servers):
+            if child.exit_code is None:
+                child.send(signal.SIGUSR1)
         time.sleep(0.5)
 
     def wait_said(self, number: int, count: int, timeout_s: float = _PATIENCE_S) -> None:
@@ -258,18 +318,20 @@ class Rehearsal:
     def _watch(self) -> None:
         while not self._closing.is_set():
             with self._lock:
-                living = [worker for worker in self.workers if worker.pid not in self._exits]
-            wait([worker.process.sentinel for worker in living], timeout=0.05)
-            for worker in living:
-                if (code := worker.exit_code) is None:
+                living = [child for child in (*self.workers, *self.servers) if child.pid not in self._exits]
+            wait([child.process.sentinel for child in living], timeout=0.05)
+            for child in living:
+                if (code := child.exit_code) is None:
                     continue
-                self._exits[worker.pid] = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+                self._exits[child.pid] = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             self._report()
 
     def _report(self) -> None:
         with self._lock:
-            living = {worker.pid: worker.look() for worker in self.workers if worker.pid not in self._exits}
-            seen = (living, dict(self._exits), self.exhausted)
+            everybody = (*self.workers, *self.servers)
+            living = {child.pid: child.look() for child in everybody if child.pid not in self._exits}
+            servers = tuple(server.pid for server in self.servers if server.pid in living)
+            seen = (living, dict(self._exits), self.exhausted, servers)
             if seen != self._seen:
                 self._seen = seen
                 self._client.update(*seen)
@@ -285,11 +347,8 @@ class Rehearsal:
         self._closing.set()
         self._watcher.join()
         self._client.close(0.5)
-        for worker in self.workers:
-            worker.process.kill()
-            worker.process.join()
-            worker.pipe.close()
-            worker.process.close()
+        for child in (*self.workers, *self.servers):
+            child.close()
         self.coordinator.kill()
         self.coordinator.wait()
 
@@ -322,14 +381,8 @@ def _work(
     torch.set_num_threads(1)
     _mouth[:] = [pipe]
     _numbers[:] = [number]
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    faulthandler.register(signal.SIGUSR1)
+    _equip(ticket, log)
     multiprocessing.set_start_method("fork", force=True)  # as in a script; here it would be as the server's
-    descriptor = tickets.hand_over(msgspec.json.decode(ticket, type=Ticket))
-    os.environ[tickets.VARIABLE] = str(descriptor)
     code = 0
     try:
         pipe.send(("result", function(*arguments)))
@@ -344,3 +397,24 @@ def _work(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _serve(ticket: bytes, log: str) -> None:
+    import torch
+
+    from paceline.server.__main__ import main
+
+    torch.set_num_threads(1)
+    _equip(ticket, log)
+    sys.exit(main())
+
+
+def _equip(ticket: bytes, log: str) -> None:
+    """What whoever starts a member gives it: a place for its output, and its ticket."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    faulthandler.register(signal.SIGUSR1)
+    descriptor = tickets.hand_over(msgspec.json.decode(ticket, type=Ticket))
+    os.environ[tickets.VARIABLE] = str(descriptor)

@@ -28,7 +28,7 @@ def aggregate_for(
     name: str,
     optimizers: Sequence[torch.optim.Optimizer],
     tell: Callable[[str, str], None],
-    recall: Callable[[], None],
+    recall: Callable[[bool], None],
     is_loader: Callable[[], bool],
     *,
     is_alone: bool,
