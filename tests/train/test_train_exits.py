@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -39,10 +40,14 @@ for epoch in session.epochs(1000 if ending == "signal" else 2):
 def test_every_ending_of_a_script_alone(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
+    # As many threads as torch takes by itself: loader workers are forked from a process that may have several.
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     started = {}
     for ending in ("end", "error", "exit", "signal"):
         command = [sys.executable, str(script), ending, str(tmp_path / ending)]
-        started[ending] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started[ending] = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
     try:
         waiting = started["signal"]
         assert waiting.stdout is not None
