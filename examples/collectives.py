@@ -5,6 +5,7 @@ python examples/collectives.py
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import signal
@@ -48,6 +49,10 @@ def member(invitation: str, rank: int) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison with Gloo")
+    parser.add_argument("--sizes", default="1KB,1MB,16MB")
+    options = parser.parse_args()
     print("Correct, and aware of who is there:", flush=True)
     context = multiprocessing.get_context("spawn")
     with meeting.Meeting(SIZE) as place:
@@ -61,8 +66,9 @@ def main() -> None:
         sys.exit(f"ranks {failed} failed")
 
     print("\nAnd fast (2 processes, one thread each, beside Gloo):", flush=True)
-    bench = [sys.executable, "-m", "paceline.cli.main", "bench", "allreduce", "--against", "gloo", "--rounds", "3"]
-    sys.exit(subprocess.run([*bench, "--sizes", "1KB,1MB,16MB"], check=False).returncode)
+    bench = [sys.executable, "-m", "paceline.cli.main", "bench", "allreduce", "--against", "gloo"]
+    how_much = ["--rounds", str(options.rounds), "--sizes", options.sizes]
+    sys.exit(subprocess.run([*bench, *how_much], check=False).returncode)
 
 
 if __name__ == "__main__":

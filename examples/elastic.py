@@ -5,6 +5,7 @@ python examples/elastic.py
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import statistics
@@ -24,13 +25,19 @@ PATIENCE_S = 120.0
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="train without pauses once the newcomer takes part")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paceline-demo-") as place:
-        folder = Path(place) / "demo"
+        folder, hurry = Path(place) / "demo", Path(place) / "hurry"
         command = [sys.executable, "-m", "paceline", "run", "-n", "3", "--folder", place, "--name", "demo"]
-        agent = subprocess.Popen([*command, str(EXAMPLE), "--epochs", "16", "--pause", "0.06"])
+        script = [str(EXAMPLE), "--epochs", "16", "--pause", "0.06", "--hurry", str(hurry)]
+        agent = subprocess.Popen([*command, *script])
         try:
             killed_at, victim = kill_one(agent, folder)
             wait_until(agent, lambda: has_joined(folder, victim), "a newcomer to take part")
+            if options.short:
+                hurry.touch()
             code = agent.wait(PATIENCE_S)
         finally:
             agent.kill()

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported, and for every process that a test starts. Two threads that wait for each other after every
+# small operation are no faster here, and several times slower where other processes want the same cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Helpers of multiprocessing that live as long as the test run.
 _LASTING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 

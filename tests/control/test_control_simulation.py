@@ -9,8 +9,8 @@ from paceline.control.messages import Phase
 from paceline.testing.simulation import Violation, World
 from paceline.testing.simulation.mutations import MUTATIONS, Mutation
 
-SCHEDULES = 2_400
-BLOCKS = 8
+SCHEDULES = 800  # `make simulate` runs a hundred thousand, `make soak` the next ones
+BLOCKS = 4
 MOST_TRIES = 3_000
 
 
@@ -27,6 +27,12 @@ def test_no_schedule_breaks_an_invariant(block: int) -> None:
     size = SCHEDULES // BLOCKS
     for seed in range(block * size, (block + 1) * size):
         World(seed).run()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", range(BLOCKS, 12))
+def test_no_schedule_breaks_an_invariant_for_longer(block: int) -> None:
+    test_no_schedule_breaks_an_invariant(block)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))

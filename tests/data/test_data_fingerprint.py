@@ -118,15 +118,20 @@ class Steady(Augmented):
 def test_is_the_same_in_every_process() -> None:
     script = "from paceline.data.dataset import fingerprint; print(fingerprint([{'a', 'b'}, {'x': 1.5, 'y': [None]}]))"
     path = os.pathsep.join(filter(None, sys.path))
-    found = {
-        subprocess.run(
+    started = [
+        subprocess.Popen(
             [sys.executable, "-c", script],
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-            timeout=60,
-            check=True,
             env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed},
-        ).stdout.strip()
+        )
         for seed in ("1", "2")
-    }
+    ]
+    try:
+        found = {process.communicate(timeout=60)[0].strip() for process in started}
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in started] == [0, 0]
     assert found == {fingerprint([{"a", "b"}, {"x": 1.5, "y": [None]}])}

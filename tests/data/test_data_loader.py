@@ -228,7 +228,7 @@ def torch_sets_its_handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGCHLD, handler)
 
 
-@pytest.mark.usefixtures("torch_sets_its_handler")
+@pytest.mark.usefixtures("torch_sets_its_handler", "impatient")
 def test_a_killed_loader_worker_is_a_clear_error_and_nothing_is_left() -> None:
     handler = signal.getsignal(signal.SIGCHLD)
     loader = Loader(Troubled(), seed=0, options=TWO)
@@ -247,8 +247,9 @@ def test_a_killed_loader_worker_is_a_clear_error_and_nothing_is_left() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch gives a loader worker little time to end by itself."""
+    """Torch looks often whether a loader worker lives, and gives it little time to end by itself."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data.__defaults__", (0.2,))
 
 
 @pytest.mark.usefixtures("impatient")

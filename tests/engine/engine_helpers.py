@@ -141,7 +141,10 @@ def _main(folder: Path, arguments: tuple[str, ...], environment: dict[str, str],
         os.close(descriptor)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    # A test run in the background, or behind nohup, ignores some; a command in a terminal begins with none ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     sys.argv = ["paceline", *arguments]
     from paceline.cli.main import main
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,12 @@ enough = pathlib.Path(sys.argv[1])
 def loss_fn(x, y):
     time.sleep(0.01)
     return F.cross_entropy(model(x), y)
-for epoch in session.epochs(1000):
+for epoch in session.epochs(10_000):
     for batch in epoch:
         session.step(loss_fn, batch)
     if session.should_stop(float("inf") if enough.exists() else -float(session.steps), patience=0):
         break
 """
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Netlab]:
-    with Netlab(2) as lab:
-        yield lab
 
 
 def paceline(host: Host, *arguments: str) -> subprocess.Popen[bytes]:
@@ -71,27 +65,53 @@ def ranks_at_work(place: Path) -> list[int]:
         return []
 
 
-@contextlib.contextmanager
-def two_hosts_at_work(lab: Netlab, place: Path) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
-    """A run on the first host that the second has joined, both with one worker."""
-    first, second = lab.hosts
-    script = place / "train.py"
-    script.write_text(SCRIPT)
-    here, enough = ("--folder", str(place / "here"), "--name", "two"), str(place / "enough")
-    run = paceline(first, "run", "-n", "1", "--plain", *here, "--host", first.address, str(script), enough)
-    try:
-        wait_until(lambda: ranks_at_work(place) == [0], run)
-        code = paceline(first, "invite", *here).communicate(timeout=60)[0].decode().split()[-1]
-        join = paceline(second, "join", code, "-n", "1", "--folder", str(place / "there"), str(script), enough)
-        try:
-            wait_until(lambda: ranks_at_work(place) == [0, 1], run, join)
-            yield run, join
-        finally:
-            join.kill()
-            join.communicate()
-    finally:
-        run.kill()
-        run.communicate()
+class Pair:
+    """A run on the first of two hosts that the second joins, both with one worker; made in steps, to be made beside
+    another."""
+
+    def __init__(self, hosts: Sequence[Host], place: Path, stack: contextlib.ExitStack) -> None:
+        self.first, self.second = hosts
+        self.place = place
+        self._stack = stack
+        self._here = ("--folder", str(place / "here"), "--name", "two")
+        script = place / "train.py"
+        script.write_text(SCRIPT)
+        self._script = (str(script), str(place / "enough"))
+        own = ("--plain", *self._here, "--host", self.first.address)
+        self.run = self._start(self.first, "run", "-n", "1", *own, *self._script)
+
+    def invite(self) -> None:
+        wait_until(lambda: ranks_at_work(self.place) == [0], self.run)
+        self._invite = self._start(self.first, "invite", *self._here)
+
+    def let_join(self) -> None:
+        code = self._invite.communicate(timeout=60)[0].decode().split()[-1]
+        there = ("--folder", str(self.place / "there"))
+        self.join = self._start(self.second, "join", code, "-n", "1", *there, *self._script)
+
+    def wait(self) -> None:
+        wait_until(lambda: ranks_at_work(self.place) == [0, 1], self.run, self.join)
+
+    def _start(self, host: Host, *arguments: str) -> subprocess.Popen[bytes]:
+        process = paceline(host, *arguments)
+        self._stack.enter_context(process)
+        self._stack.callback(process.kill)
+        return process
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pair]]:
+    """For each test two hosts of its own, all at work; most of the time that takes, one core would have been idle."""
+    with Netlab(4) as lab, contextlib.ExitStack() as stack:
+        joined = Pair(lab.hosts[:2], tmp_path_factory.mktemp("joined"), stack)
+        cut = Pair(lab.hosts[2:], tmp_path_factory.mktemp("cut"), stack)
+        for pair in (joined, cut):
+            pair.invite()
+        for pair in (joined, cut):
+            pair.let_join()
+        for pair in (joined, cut):
+            pair.wait()
+        yield {"joined": joined, "cut": cut}
 
 
 def finish(place: Path, process: subprocess.Popen[bytes]) -> None:
@@ -108,20 +128,22 @@ def check_samples(place: Path) -> None:
     assert found.is_exact
 
 
-def test_another_host_joins_by_an_invitation(lab: Netlab, tmp_path: Path) -> None:
-    with two_hosts_at_work(lab, tmp_path) as (run, join):
-        finish(tmp_path, run)
-        join.communicate(timeout=60)
-        assert join.returncode == 0
-    check_samples(tmp_path)
+def test_another_host_joins_by_an_invitation(pairs: dict[str, Pair]) -> None:
+    pair = pairs["joined"]
+    finish(pair.place, pair.run)
+    pair.join.communicate(timeout=60)
+    assert pair.join.returncode == 0
+    check_samples(pair.place)
 
 
-def test_a_cut_cable_costs_the_workers_behind_it_and_nothing_else(lab: Netlab, tmp_path: Path) -> None:
-    with two_hosts_at_work(lab, tmp_path) as (run, _):
-        lab.hosts[1].cut()
-        try:
-            wait_until(lambda: ranks_at_work(tmp_path) == [0], run)
-            finish(tmp_path, run)
-        finally:
-            lab.hosts[1].mend()
-    check_samples(tmp_path)
+def test_a_cut_cable_costs_the_workers_behind_it_and_nothing_else(pairs: dict[str, Pair]) -> None:
+    pair = pairs["cut"]
+    pair.second.cut()
+    try:
+        wait_until(lambda: ranks_at_work(pair.place) == [0], pair.run)
+        finish(pair.place, pair.run)
+    finally:
+        pair.second.mend()
+        pair.join.kill()
+        pair.join.wait()
+    check_samples(pair.place)
