@@ -6,6 +6,7 @@ import contextlib
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,18 @@ class Writer:
             name, "agent", 4711, "lab-1", rank, 16, phase, fate, reason, self.generation, self.operation, 120.0, 0.25
         )
         self.journal.record(members=[state])
+
+    def server(self, name: str, **fields: Any) -> None:
+        """One that serves 8 ranges, unless the fields of its state say otherwise."""
+        state = MemberState(
+            *(name, "agent", 4712, "lab-1", -1, 0, "serving", "", "", 0, -1),
+            role="server",
+            ranges=8,
+            num_keys=600_000,
+            num_bytes=170_000_000,
+            busy=0.35,
+        )
+        self.journal.record(members=[state._replace(**fields)])
 
     def steps(self, epoch: int, batches: tuple[tuple[int, int], ...] = EPOCH, loss: float = 0.5) -> None:
         """A step a second."""
