@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pytest
+import torch
 
 from paceline.testing.forking import fork_context
 
@@ -94,6 +96,78 @@ def test_chargpt_learns_a_text_alone(tmp_path: Path) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+def run_with_servers(folder: Path, name: str, *arguments: str) -> str:
+    """On two workers and two servers, as `hybrid`; what the workers printed."""
+    options = ["-n", "2", "--servers", "2", "--replicas", "2", "--plain", "--folder", str(folder)]
+    command = [sys.executable, "-m", "paceline", "run", *options, str(EXAMPLES / name), "--strategy", "hybrid"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def last_numbers(output: str) -> list[float]:
+    """The last number of each epoch's line."""
+    return [float(line.split()[-1]) for line in output.splitlines() if re.search(r"epoch \d+: ", line)]
+
+
+def test_ratings_learns_alone_and_with_servers(tmp_path: Path) -> None:
+    arguments = ("--epochs", "8", "--batch", "256")
+    for output in (run_alone("ratings.py", *arguments), run_with_servers(tmp_path, "ratings.py", *arguments)):
+        errors = last_numbers(output)
+        assert len(errors) == 8
+        assert errors[-1] < 0.75 < 0.9 < errors[0]
+
+
+def test_ratings_reads_movielens_and_recbole_alike() -> None:
+    read = runpy.run_path(str(EXAMPLES / "ratings.py"))["read"]
+    rows = [(user * 31, f"film {item}", 1 + (user + item) % 5) for user in range(5) for item in range(5)]
+    plain = [f"{user}\t{item}\t{rating}\t881250949\n" for user, item, rating in rows]
+    header = "item_id:token\ttimestamp:float\tuser_id:token\trating:float\r\n"
+    typed = [header, *(f"{item}\t1\t{user}\t{float(rating)}\r\n" for user, item, rating in rows), "\n"]
+    for one, other in zip(read(plain), read(typed), strict=True):
+        assert one.tolist() == other.tolist()
+    users, items, ratings = read(plain)
+    assert users.tolist() == [user for user, _, _ in rows], "numbers are their own ids"
+    assert len(set(items.tolist())) == 5
+    assert ratings.tolist() == [rating for _, _, rating in rows]
+    for lines, problem in ((["1\t2\n"], "line 1 has no user, item and rating"), ([], "no ratings")):
+        with pytest.raises(SystemExit, match=problem):
+            read(lines)
+
+
+def test_clicks_learns_alone_and_the_same_with_servers(tmp_path: Path) -> None:
+    alone = last_numbers(run_alone("clicks.py", "--tables", "each"))
+    assert len(alone) < 10, "it stops early"
+    assert max(alone) > 0.75
+    served = last_numbers(run_with_servers(tmp_path, "clicks.py", "--tables", "each"))
+    assert len(served) == len(alone)
+    assert all(abs(one - other) < 0.01 for one, other in zip(alone, served, strict=True))
+
+
+def test_clicks_reads_tabs_commas_a_header_and_gaps() -> None:
+    read = runpy.run_path(str(EXAMPLES / "clicks.py"))["read"]
+    header = ["label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27))]
+    row = ["1", "", "-1", "260.0", *["7"] * 10, "05db9164", *["68fd1e64"] * 24, ""]
+    counts, categories, labels = read(["\t".join(row) + "\n"])
+    assert labels.tolist() == [1.0]
+    assert counts[0, :4].tolist() == pytest.approx([0.0, -0.6931, 5.5645, 2.0794], abs=1e-3)
+    assert counts[0, 13:].tolist() == [1.0] + [0.0] * 12, "which are missing"
+    assert len(set(categories[0].tolist())) == 26, "a value has another id in another category"
+    for one, other in zip(read([",".join(header), ",".join(row)]), (counts, categories, labels), strict=True):
+        assert one.tolist() == other.tolist()
+    with pytest.raises(SystemExit, match="line 1 has 39 fields"):
+        read(["\t".join(row[1:])])
+
+
+def test_clicks_ranks_by_area_under_the_curve() -> None:
+    area = runpy.run_path(str(EXAMPLES / "clicks.py"))["area_under_curve"]
+    labels = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    assert area(torch.tensor([0.1, 0.2, 0.3, 0.4]), labels) == 1.0
+    assert area(torch.tensor([0.4, 0.3, 0.2, 0.1]), labels) == 0.0
+    assert area(torch.zeros(4), labels) == 0.5
+    assert area(torch.tensor([0.1, 0.3, 0.2, 0.4]), labels) == 0.75
+
+
 def test_elastic_loses_a_worker_gains_one_and_no_sample_twice() -> None:
     output = run_anew("elastic.py", "--short")
     assert ">>> kill -9" in output
@@ -104,5 +178,5 @@ def test_elastic_loses_a_worker_gains_one_and_no_sample_twice() -> None:
 
 
 def test_every_example_is_tested_here() -> None:
-    tested = ["chargpt.py", "collectives.py", "digits.py", "elastic.py", "fashion.py"]
+    tested = ["chargpt.py", "clicks.py", "collectives.py", "digits.py", "elastic.py", "fashion.py", "ratings.py"]
     assert [path.name for path in sorted(EXAMPLES.glob("*.py"))] == tested

@@ -144,6 +144,24 @@ def test_members_keep_the_time_they_joined(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_members_have_a_role_and_servers_what_they_hold(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    worker = MemberState("m1", "agent", 7, "here", 0, 1, "active", "", "", 1, 5)
+    server = MemberState("s1", "agent", 8, "here", -1, 0, "ready", "", "", 0, -1, role="server")
+    journal.commit({}, [Happening(1, "joined", "s1", "process 8 on here")], members=[server])
+    with RunReader(tmp_path) as reader:
+        (row,) = reader.members()
+        assert (row.member, row.is_server, row.ranges) == ("s1", True, 0)
+        holding = server._replace(ranges=5, backups=4, arriving=3, num_keys=2, num_bytes=1, busy=0.5)
+        journal.record(members=[worker, holding])
+        rows = {row.member: row for row in reader.members()}
+        assert not rows["m1"].is_server
+        now = rows["s1"]
+        assert (now.ranges, now.backups, now.arriving, now.num_keys, now.num_bytes, now.busy) == (5, 4, 3, 2, 1, 0.5)
+        assert now.joined == row.joined
+    journal.close()
+
+
 def test_a_loss_that_is_no_number_is_none(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.record([step(1, 1, float("nan")), step(2, 1, float("inf"))])

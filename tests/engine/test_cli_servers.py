@@ -8,8 +8,8 @@ from pathlib import Path
 
 from engine_helpers import Command, completed, eventually, is_alive, paceline, write_script
 
+from paceline.control.labels import read_started
 from paceline.control.ticket import ACCESS_FILE, read_access
-from paceline.engine.folders import read_workers
 
 HERE = str(Path(__file__).parent)
 TRAINING = f"""
@@ -26,7 +26,7 @@ def servers(command: Command) -> list[int]:
 
 def pids_of(folder: Path, label: str, name: str = "a") -> list[int]:
     """All that were ever started in this slot."""
-    return read_workers(folder / "runs" / name).slots.get(label, [])
+    return read_started(folder / "runs" / name).slots.get(label, [])
 
 
 def agent_log(folder: Path) -> str:

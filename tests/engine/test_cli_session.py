@@ -200,11 +200,15 @@ def test_commands_without_a_run_say_so(tmp_path: Path) -> None:
 
 
 def test_members_are_picked_by_label_rank_and_prefix() -> None:
-    rows = [{"member": member, "rank": rank, "pid": pid} for member, rank, pid in [("aab1", 0, 7), ("aac2", 1, 9)]]
-    pids = {"w0": [5, 9], "w1": [7]}
+    members = [("aab1", "worker", 0, 7), ("aac2", "worker", 1, 9), ("aad3", "server", -1, 8)]
+    rows = [{"member": name, "role": role, "rank": rank, "pid": pid} for name, role, rank, pid in members]
+    pids = {"w0": [5, 9], "w1": [7], "s0": [8]}
+    assert pick("s0", rows, pids)["member"] == "aad3"
     assert pick("w0", rows, pids)["member"] == "aac2"
     assert pick("0", rows, pids)["member"] == "aab1"
     assert pick("aab", rows, pids)["member"] == "aab1"
     for wanted in ("aa", "w5", "7", "", "b"):
-        with pytest.raises(ValueError, match="members are: aab1"):
+        with pytest.raises(
+            ValueError, match=r"members are: aab1 \(rank 0, w1\), aac2 \(rank 1, w0\), aad3 \(server, s0\)"
+        ):
             pick(wanted, rows, pids)

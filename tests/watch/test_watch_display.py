@@ -86,7 +86,7 @@ def test_a_terminal_gets_header_members_and_events(tmp_path: Path) -> None:
             shown.see("aaaaaaaa active 120 16 lab-1 250 ms 4711")
             shown.see("rank worker state samples/s share host step time pid")
             shown.see("gone: 1 died")
-            shown.see("died bbbbbbbb: process 2 was killed by signal 9")
+            shown.see("died worker bbbbbbbb: process 2 was killed by signal 9")
             shown.see("plan: generation 2 (recover): aaaaaaaa")
             writer.event("checkpoint", "", "step-000000008")
             shown.see("checkpoint: step-000000008")
@@ -117,7 +117,13 @@ def test_elsewhere_there_are_lines_without_control_characters(tmp_path: Path) ->
     assert shown.output.getvalue() == text
     assert all(letter.isprintable() or letter == "\n" for letter in text)
     lines = text.splitlines()
-    for said in ("joined aaaaaaaa", "joined bbbbbbbb", "died bbbbbbbb", "plan: generation 1", "plan: generation 2"):
+    for said in (
+        "joined worker aaaaaaaa",
+        "joined worker bbbbbbbb",
+        "died worker bbbbbbbb",
+        "plan: generation 1",
+        "plan: generation 2",
+    ):
         assert sum(said in line for line in lines) == 1, said
     assert "digits ended, epoch 2/3 (100%), step 8, loss 0.0625" in lines[-1]
 
@@ -149,7 +155,7 @@ def test_damage_is_told_and_a_replacement_is_found(tmp_path: Path, plain: bool) 
     with writing(tmp_path) as writer:
         a_whole_run(writer)
     with watching(tmp_path, plain=plain) as shown:
-        shown.see("died bbbbbbbb")
+        shown.see("died worker bbbbbbbb")
         damaged = tmp_path / "damaged"
         damaged.write_bytes(os.urandom(8192))
         os.replace(damaged, tmp_path / DATABASE)

@@ -36,7 +36,7 @@ def test_a_run_is_followed_from_its_beginning_to_its_end(tmp_path: Path) -> None
                     members = status.as_json(reader)["members"]
                 assert {member["id"] for member in members} == {first.name, second.name, third.name}
                 third.vanish()
-                eventually(lambda: f"died {third.name[:8]}" in text(), "the death is shown")
+                eventually(lambda: f"died worker {third.name[:8]}" in text(), "the death is shown")
                 for trainee in (first, second):
                     assert trainee.exited.wait(30.0)
             assert running.join() == 0

@@ -35,6 +35,27 @@ def test_numbers(value: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (99_999, "99,999"), (340_400, "340 k"), (1_234_567, "1.2 M"), (3_400_000_000, "3.4 G")],
+)
+def test_amounts(number: int, text: str) -> None:
+    assert words.amount(number) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (340_000_000, "340 MB"), (2_500_000_000_000, "2,500 GB")],
+)
+def test_sizes(num_bytes: int, text: str) -> None:
+    assert words.size(num_bytes) == text
+
+
+def test_ids_in_a_text_are_short_or_labels() -> None:
+    text = "ranges move to 00000000000000aa, 00000000000000bb"
+    assert words.with_short_ids(text, {"00000000000000bb": "s1"}) == "ranges move to 00000000, s1"
+
+
+@pytest.mark.parametrize(
     ("per_s", "text"), [(0, "-"), (math.nan, "-"), (math.inf, "-"), (1.234, "1.23"), (1e4, "10,000")]
 )
 def test_rates(per_s: float, text: str) -> None:

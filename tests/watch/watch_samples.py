@@ -6,6 +6,7 @@ import contextlib
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,10 +48,28 @@ class Writer:
         self.journal.commit({}, [Happening(1, kind, member, text)])
 
     def member(self, name: str, rank: int = -1, phase: str = "active", fate: str = "", reason: str = "") -> None:
-        state = MemberState(
+        self.journal.record(members=[self._state(name, rank, phase, fate, reason)])
+
+    def newcomer(self, name: str, text: str) -> None:
+        """It is among the members as soon as one can read that it joined."""
+        self.journal.commit({}, [Happening(1, "joined", name, text)], members=[self._state(name, -1, "ready", "", "")])
+
+    def _state(self, name: str, rank: int, phase: str, fate: str, reason: str) -> MemberState:
+        return MemberState(
             name, "agent", 4711, "lab-1", rank, 16, phase, fate, reason, self.generation, self.operation, 120.0, 0.25
         )
-        self.journal.record(members=[state])
+
+    def server(self, name: str, **fields: Any) -> None:
+        """One that serves 8 ranges, unless the fields of its state say otherwise."""
+        state = MemberState(
+            *(name, "agent", 4712, "lab-1", -1, 0, "serving", "", "", 0, -1),
+            role="server",
+            ranges=8,
+            num_keys=600_000,
+            num_bytes=170_000_000,
+            busy=0.35,
+        )
+        self.journal.record(members=[state._replace(**fields)])
 
     def steps(self, epoch: int, batches: tuple[tuple[int, int], ...] = EPOCH, loss: float = 0.5) -> None:
         """A step a second."""
@@ -79,8 +98,8 @@ def writing(folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> Iter
 def a_whole_run(writer: Writer) -> None:
     """Two members, one epoch; one of them dies in the second, another one comes; two epochs in all."""
     writer.say("gathering")
-    writer.event("joined", "aaaaaaaaaaaaaaaa", "process 1 on lab-1")
-    writer.event("joined", "bbbbbbbbbbbbbbbb", "process 2 on lab-2")
+    writer.newcomer("aaaaaaaaaaaaaaaa", "process 1 on lab-1")
+    writer.newcomer("bbbbbbbbbbbbbbbb", "process 2 on lab-2")
     writer.plan("aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", start=Start.FOUND, base=0)
     writer.say("running")
     writer.member("aaaaaaaaaaaaaaaa", 0)

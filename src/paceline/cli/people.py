@@ -74,7 +74,7 @@ def drain(
     name: NameOption = "",
     folder: FolderOption = Path("runs"),
 ) -> None:
-    """Asks a worker to leave after the step under way; the others go on."""
+    """Asks a worker to leave after the step under way, or a server when others have what it holds; the run goes on."""
     from paceline.control.service import Standing
 
     try:
@@ -83,7 +83,8 @@ def drain(
         _command(run, "drain", row["member"], type(None))
     except (PacelineError, ValueError) as error:
         leave(error, BAD_INPUT)
-    typer.echo(f"asked member {row['member']} (rank {row['rank']}, process {row['pid']} on {row['host']}) to leave")
+    what = "server" if row["role"] == "server" else f"rank {row['rank']}"
+    typer.echo(f"asked member {row['member']} ({what}, process {row['pid']} on {row['host']}) to leave")
 
 
 def stop(name: NameOption = "", folder: FolderOption = Path("runs")) -> None:
@@ -130,7 +131,8 @@ def pick(wanted: str, rows: list[dict[str, Any]], pids: dict[str, list[int]]) ->
         return found[0]
     labels = {pid: label for label, started in pids.items() for pid in started}
     known = ", ".join(
-        f"{row['member']} (rank {row['rank']}{', ' + labels[row['pid']] if row['pid'] in labels else ''})"
+        f"{row['member']} ({'server' if row['role'] == 'server' else 'rank ' + str(row['rank'])}"
+        f"{', ' + labels[row['pid']] if row['pid'] in labels else ''})"
         for row in rows
     )
     problem = f"{wanted} is the beginning of several members" if found else f"there is no member {wanted}"
@@ -142,9 +144,9 @@ def _living(standing: Standing) -> list[dict[str, Any]]:
 
 
 def _pids(run: Path) -> dict[str, list[int]]:
-    from paceline.engine.folders import read_workers
+    from paceline.control.labels import read_started
 
-    return read_workers(run).slots
+    return read_started(run).slots
 
 
 def _logs_of(run: Path, member: str) -> list[Path]:
@@ -158,7 +160,8 @@ def _logs_of(run: Path, member: str) -> list[Path]:
     if not (folder / f"{member}.log").exists():
         with RunReader(run) as reader:
             rows = [
-                {"member": row.member, "rank": row.rank, "pid": row.pid, "host": row.host} for row in reader.members()
+                {"member": row.member, "role": row.role, "rank": row.rank, "pid": row.pid, "host": row.host}
+                for row in reader.members()
             ]
         pids = _pids(run)
         row = pick(member, rows, pids)

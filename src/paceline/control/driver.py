@@ -34,7 +34,9 @@ from paceline.control.coordinator_events import (
 )
 from paceline.control.journal import Happening, Journal, JournalError
 from paceline.control.messages import Directive, Report
+from paceline.control.moves import Moves
 from paceline.control.progress import StepRow
+from paceline.control.recorder import states_of
 from paceline.control.switchboard import Switchboard
 from paceline.errors import ConnectionLost
 
@@ -64,6 +66,7 @@ class Driver:
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
         self._newest = machine.standing.newest
+        self._moves = Moves(machine.placement)
         self._plan_on_wire: tuple[int, msgspec.Raw] = (0, msgspec.Raw())
         self._on_the_way: dict[str, tuple[int, float]] = {}  # which plan a member's connection got, and when
 
@@ -133,11 +136,15 @@ class Driver:
     def _remember(self, actions: list[Action]) -> None:
         changes = {action.key: action.value for action in actions if isinstance(action, Remember)}
         term = self.machine.standing.term
-        happenings = [Happening(term, *action) for action in actions if isinstance(action, Note)]
+        notes = [action for action in actions if isinstance(action, Note)]
+        happenings = [Happening(term, *note) for note in notes]
+        happenings += [Happening(term, "placement", "", text) for text in self._moves.news(self.machine.placement)]
+        # Who reads of a newcomer finds it among the members.
+        newcomers = states_of(self.machine, [note.member for note in notes if note.kind == "joined"])
         standing = self.machine.standing
         plans = [plan for plan in (standing.current, standing.pending) if plan and plan.generation > self._newest]
         if changes or happenings or plans:
-            self._journal.commit(changes, happenings, plans)
+            self._journal.commit(changes, happenings, plans, newcomers)
             self._newest = max([self._newest, *(plan.generation for plan in plans)])
 
     def _tell(self, directive: Directive) -> None:

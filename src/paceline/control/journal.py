@@ -30,7 +30,7 @@ from paceline.control.progress import MetricRow, StepRow
 from paceline.errors import PacelineError
 
 DATABASE = "run.db"
-VERSION = 2
+VERSION = 3
 BUSY_S = 10.0  # how long one of the two connections waits for the other
 
 SCHEMA = """
@@ -40,6 +40,7 @@ CREATE TABLE plans(generation INTEGER PRIMARY KEY, time REAL, start TEXT, base I
 CREATE TABLE members(
     member TEXT PRIMARY KEY, agent TEXT, pid INTEGER, host TEXT, rank INTEGER, share INTEGER, phase TEXT, fate TEXT,
     reason TEXT, generation INTEGER, applied INTEGER, samples_per_s REAL, step_s REAL, starved REAL,
+    role TEXT, ranges INTEGER, backups INTEGER, arriving INTEGER, num_keys INTEGER, num_bytes INTEGER, busy REAL,
     joined REAL, updated REAL);
 CREATE TABLE steps(
     operation INTEGER PRIMARY KEY, time REAL, generation INTEGER, epoch INTEGER, position INTEGER, count INTEGER,
@@ -62,12 +63,13 @@ WHERE excluded.founding >= founding
 _EVENT = "INSERT INTO events(time, term, kind, member, text) VALUES(?, ?, ?, ?, ?)"
 
 _MEMBER = """
-INSERT INTO members VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO members VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT(member) DO UPDATE SET
     rank = excluded.rank, share = excluded.share, phase = excluded.phase, fate = excluded.fate,
     reason = excluded.reason, generation = excluded.generation, applied = excluded.applied,
     samples_per_s = excluded.samples_per_s, step_s = excluded.step_s, starved = excluded.starved,
-    updated = excluded.updated
+    ranges = excluded.ranges, backups = excluded.backups, arriving = excluded.arriving,
+    num_keys = excluded.num_keys, num_bytes = excluded.num_bytes, busy = excluded.busy, updated = excluded.updated
 """
 
 
@@ -76,7 +78,10 @@ class JournalError(PacelineError):
 
 
 class MemberState(NamedTuple):
-    """A member as the coordinator sees it; `joined` and `updated` are added when it is written."""
+    """A member as the coordinator sees it; `joined` and `updated` are added when it is written.
+
+    Of a server: how many ranges it is primary of, of how many it is a backup, how many are on their way to it, the
+    keys and bytes it holds (copies included), and which part of the time it is busy."""
 
     member: str
     agent: str
@@ -92,6 +97,13 @@ class MemberState(NamedTuple):
     samples_per_s: float = 0.0
     step_s: float = 0.0
     starved: float = 0.0
+    role: str = "worker"
+    ranges: int = 0
+    backups: int = 0
+    arriving: int = 0
+    num_keys: int = 0
+    num_bytes: int = 0
+    busy: float = 0.0
 
 
 class Happening(NamedTuple):
@@ -134,6 +146,7 @@ class Journal:
         changes: Mapping[str, bytes | None],
         happenings: Iterable[Happening] = (),
         plans: Iterable[Plan] = (),
+        members: Iterable[MemberState] = (),
     ) -> None:
         """All of it is on disk when this returns. A value of None forgets its key."""
         now, plans = time.time(), list(plans)
@@ -145,6 +158,7 @@ class Journal:
                     database.execute("INSERT OR REPLACE INTO remembered VALUES(?, ?)", (key, value))
             database.executemany(_EVENT, [(now, *happening) for happening in happenings])
             database.executemany("INSERT OR REPLACE INTO plans VALUES(?, ?, ?, ?, ?, ?)", [_row(p, now) for p in plans])
+            database.executemany(_MEMBER, [(*member, now, now) for member in members])
         with self._record_lock:
             self._foundings.update({plan.generation: plan.base for plan in plans if plan.start is Start.FOUND})
 

@@ -36,6 +36,8 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 
 class MemberRow(msgspec.Struct, frozen=True):
+    """A worker or a server, by its `role`; what the figures of a server mean is said at `MemberState`."""
+
     member: str
     agent: str
     pid: int
@@ -50,8 +52,19 @@ class MemberRow(msgspec.Struct, frozen=True):
     samples_per_s: float
     step_s: float
     starved: float
+    role: str
+    ranges: int
+    backups: int
+    arriving: int
+    num_keys: int
+    num_bytes: int
+    busy: float
     joined: float
     updated: float
+
+    @property
+    def is_server(self) -> bool:
+        return self.role == "server"
 
 
 class EventRow(msgspec.Struct, frozen=True):

@@ -10,16 +10,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from paceline.control.coordinator import Coordinator
 from paceline.control.journal import Happening, Journal, JournalError, MemberState
+from paceline.control.messages import Phase, Serving
+from paceline.control.moves import num_arriving
 from paceline.control.progress import Progress, Recorded, StepRow, WorkerRow
+from paceline.control.roster import Record
+from paceline.placement.placement import Placement
 
 logger = logging.getLogger("paceline.control")
 
 EVERY_S = 0.25
 MEMBERS_EVERY_S = 1.0
+SERVING = "serving"  # the phase of a server that holds ranges
 
 
 class Recorder:
@@ -137,27 +144,67 @@ class Recorder:
         )
 
 
-def states_of(machine: Coordinator) -> list[MemberState]:
-    """All members, as the machine knows them."""
+def states_of(machine: Coordinator, names: Iterable[str] | None = None) -> list[MemberState]:
+    """All members, or those of these names, as the machine knows them."""
     plan = machine.standing.current or machine.standing.pending
     seats = {seat.member: (rank, seat.share) for rank, seat in enumerate(plan.seats)} if plan is not None else {}
+    chosen = machine.records if names is None else {name: machine.records[name] for name in names}
+    holdings = _holdings_of(machine.placement) if any(record.is_server for record in chosen.values()) else {}
     states = []
-    for name, record in machine.records.items():
+    for name, record in chosen.items():
         rank, share = seats.get(name, (-1, 0)) if record.fate is None else (-1, 0)
         introduction, report = record.introduction, record.report
-        states.append(
-            MemberState(
-                member=name,
-                agent=introduction.agent,
-                pid=introduction.pid,
-                host=introduction.host,
-                rank=rank,
-                share=share,
-                phase=report.phase.value,
-                fate=record.fate.value if record.fate is not None else "",
-                reason=record.reason,
-                generation=report.generation,
-                applied=report.applied,
-            )
+        state = MemberState(
+            member=name,
+            agent=introduction.agent,
+            pid=introduction.pid,
+            host=introduction.host,
+            rank=rank,
+            share=share,
+            phase=report.phase.value,
+            fate=record.fate.value if record.fate is not None else "",
+            reason=record.reason,
+            generation=report.generation,
+            applied=report.applied,
+            role=introduction.card.role,
         )
+        states.append(_with_holdings(state, record, holdings) if record.is_server else state)
     return states
+
+
+class _Holdings(NamedTuple):
+    """How many ranges a server is primary of, backup of, and still gets."""
+
+    ranges: int = 0
+    backups: int = 0
+    arriving: int = 0
+
+
+def _holdings_of(placement: Placement) -> dict[str, _Holdings]:
+    primaries = Counter(replicas.primary.server for replicas in placement.ranges)
+    backups = Counter(one.server for replicas in placement.ranges for one in replicas.backups)
+    arriving = num_arriving(placement)
+    return {
+        name: _Holdings(primaries[name], backups[name], arriving.get(name, 0))
+        for name in {*primaries, *backups, *arriving}
+    }
+
+
+def _with_holdings(state: MemberState, record: Record, holdings: Mapping[str, _Holdings]) -> MemberState:
+    """What a server holds, if it lives; of one that is ready, whether it serves or is about to leave."""
+    if record.fate is not None:
+        return state
+    held = holdings.get(state.member, _Holdings())
+    phase = state.phase
+    if record.is_going:
+        phase = Phase.LEAVING.value
+    elif phase == Phase.READY.value and any(held):
+        phase = SERVING
+    serving = record.report.serving or Serving()
+    return state._replace(
+        phase=phase,
+        **held._asdict(),
+        num_keys=serving.num_keys,
+        num_bytes=serving.num_bytes,
+        busy=round(serving.busy, 2),
+    )

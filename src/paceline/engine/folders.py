@@ -14,29 +14,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from paceline.control.folder import LOCK_FILE, FolderLock
 from paceline.control.journal import DATABASE, Journal
+from paceline.control.labels import write_started
 from paceline.control.reader import RunReader
 from paceline.control.reopening import reopened
 from paceline.errors import PacelineError
 from paceline.wire.descriptors import Fd, creating
 
 AGENT_LOCK = "agent.lock"
-WORKERS_FILE = "workers.json"
 LOGS = "logs"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class RunRefused(PacelineError):
     """This run cannot be started, found or commanded as asked; the message says what to do."""
-
-
-class Workers(msgspec.Struct, frozen=True):
-    """What the agent of a folder has started: the process ids of each slot, by its label, the newest last."""
-
-    slots: dict[str, list[int]] = {}
 
 
 class Place:
@@ -47,7 +39,7 @@ class Place:
         self.logs = folder / LOGS
         self.logs.mkdir(mode=0o700, exist_ok=True)
         self._lock = lock
-        self._workers: dict[str, list[int]] = {}
+        self._started: dict[str, list[int]] = {}
 
     @property
     def name(self) -> str:
@@ -55,10 +47,8 @@ class Place:
 
     def note_start(self, label: str, pid: int) -> None:
         """Write down which process runs in a slot, for commands that name workers and servers as the output does."""
-        self._workers.setdefault(label, []).append(pid)
-        draft = self.folder / f".{WORKERS_FILE}"
-        draft.write_bytes(msgspec.json.encode(Workers(self._workers)))
-        draft.replace(self.folder / WORKERS_FILE)
+        self._started.setdefault(label, []).append(pid)
+        write_started(self.folder, self._started)
 
     def close(self) -> None:
         self._lock.close()
@@ -171,13 +161,6 @@ def find(root: Path, name: str) -> Path:
 def _names(root: Path) -> str:
     names = [folder.name for folder in runs_in(root)]
     return f"runs there: {', '.join(names)}" if names else "it holds no runs; is --folder right?"
-
-
-def read_workers(folder: Path) -> Workers:
-    try:
-        return msgspec.json.decode((folder / WORKERS_FILE).read_bytes(), type=Workers)
-    except (OSError, msgspec.DecodeError):
-        return Workers()
 
 
 def _try_lock(path: Path) -> Fd | None:

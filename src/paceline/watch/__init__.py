@@ -9,5 +9,7 @@ summary.py    the last lines of a run
 audit.py      whether every sample was committed once: a pure function
 history.py    losses and metrics as lists; which rows count after a rollback
 look.py       what one look finds
+servers.py    what there is to say of servers
+names.py      what members are called
 words.py      numbers, times and names as people read them
 """

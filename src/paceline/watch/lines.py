@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from paceline.control.reader import EventRow
-from paceline.watch import words
+from paceline.watch import servers, words
 from paceline.watch.follower import Trouble
 from paceline.watch.live import event_text, figures
 from paceline.watch.look import Look
+from paceline.watch.names import Names
 
 FIRST_EVENTS = 10  # of a run that has gone on for long
 PARTS = 10
@@ -30,7 +31,7 @@ class Lines:
         self._said_at = 0.0
 
     def show(self, look: Look | Trouble, events: Iterable[EventRow], *, is_last: bool = False) -> None:
-        self._show_events(list(events))
+        self._show_events(list(events), Names() if isinstance(look, Trouble) else look.names)
         if isinstance(look, Trouble):
             if look.text != self._trouble:
                 self._trouble = look.text
@@ -52,20 +53,22 @@ class Lines:
             return False
         return says[1] != self._said[1] or waited_s >= self._every_s
 
-    def _show_events(self, events: list[EventRow]) -> None:
+    def _show_events(self, events: list[EventRow], names: Names) -> None:
         if self._is_first and len(events) > FIRST_EVENTS:
             self._write(f"... {words.count(len(events) - FIRST_EVENTS, 'earlier event')}")
             events = events[-FIRST_EVENTS:]
         self._is_first = self._is_first and not events
         for event in events:
-            self._write(f"{words.clock(event.time)} {event_text(event)}")
+            self._write(f"{words.clock(event.time)} {event_text(event, names)}")
 
 
 def progress_line(look: Look) -> str:
-    """12:00:04 digits running, epoch 1/3 (40%), step 12, loss 2.1, 3,400 samples/s, 40 s left, 4 workers"""
+    """12:00:04 digits running, epoch 1/3 (40%), step 12, loss 2.1, 3,400 samples/s, 40 s left, 4 workers, ..."""
     parts = [f"{words.clock(look.now)} {words.one_line(look.name, 40)} {look.state}", *figures(look)]
-    if look.living:
-        parts.append(words.count(len(look.living), "worker"))
+    if look.living_workers:
+        parts.append(words.count(len(look.living_workers), "worker"))
+    if look.living_servers:
+        parts.append(servers.in_one_line(look.living_servers))
     if look.is_deserted:
         parts.append("its coordinator is gone")
     elif look.quiet_s:

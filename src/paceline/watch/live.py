@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.control.reader import EventRow, MemberRow
-from paceline.watch import sharing, words
+from paceline.watch import servers, sharing, words
 from paceline.watch.look import STILL, Look
+from paceline.watch.names import Names
 
 MAX_MEMBERS = 20
 MAX_EVENTS = 8
@@ -43,6 +44,7 @@ KIND_STYLE = {
     "evicted": "red",
     "refused": "red",
     "lost": "red",
+    "lost ranges": "red",
     "rollback": "yellow",
     "warning": "yellow",
     "halting": "yellow",
@@ -50,12 +52,14 @@ KIND_STYLE = {
     "checkpoint": "blue",
     "plan": "cyan",
     "shares": "cyan",
+    "placement": "cyan",
 }
 KIND_WORDS = {"dead": "died", "released": "left"}
+OF_LIVES = ("joined", "draining", "released", "dead", "failed", "evicted", "refused")  # of workers and servers alike
 
 
 def picture(look: Look, width: int, height: int) -> RenderableType:
-    """Header, bar, members, events."""
+    """Header, bar, workers, servers, events."""
     head: list[RenderableType] = [header(look)]
     if (fraction := look.fraction) is not None:
         bar = Table.grid()  # a bar alone does not end its line
@@ -63,13 +67,16 @@ def picture(look: Look, width: int, height: int) -> RenderableType:
         head.append(bar)
     events = look.events[-min(MAX_EVENTS, max(1, height // 4)) :]
     notes = sharing_lines(look) if height >= LOW else []
+    if look.living_servers:
+        serving = servers.in_one_line(look.living_servers)
+        notes.insert(0, Text(serving, no_wrap=True, overflow="ellipsis"))
     # A header of two lines, two headings, the line for the others.
     room = height - len(head) - len(events) - len(notes) - 4
     parts: list[RenderableType] = [*head]
-    if look.members:
-        parts.append(member_table(look.living, look.members, width, max(1, min(MAX_MEMBERS, room))))
+    if look.workers:
+        parts.append(worker_table(look.living_workers, look.workers, width, max(1, min(MAX_MEMBERS, room))))
     parts.extend(notes)
-    parts.extend(event_line(event) for event in events)
+    parts.extend(event_line(event, look.names) for event in events)
     return Group(*parts)
 
 
@@ -116,8 +123,8 @@ def figures(look: Look) -> list[str]:
     return parts
 
 
-def member_table(shown: Sequence[MemberRow], known: Sequence[MemberRow], width: int, most: int) -> Table:
-    """A line for each member up to `most`; how many others there are, and what became of those that are gone."""
+def worker_table(shown: Sequence[MemberRow], known: Sequence[MemberRow], width: int, most: int) -> Table:
+    """A line for each worker up to `most`; how many others there are, and what became of those that are gone."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     columns = [("rank", "right"), ("worker", "left"), ("state", "left"), ("samples/s", "right")]
     if width >= VERY_NARROW:
@@ -161,16 +168,18 @@ def state_of(member: MemberRow) -> str:
     return member.fate or member.phase
 
 
-def event_line(event: EventRow) -> Text:
+def event_line(event: EventRow, names: Names = Names()) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{words.clock(event.time)} ", style="dim")
-    text.append(event_text(event), style=KIND_STYLE.get(event.kind, ""))
+    text.append(event_text(event, names), style=KIND_STYLE.get(event.kind, ""))
     return text
 
 
-def event_text(event: EventRow) -> str:
-    """died 1f00ab12: process 4711 was killed"""
+def event_text(event: EventRow, names: Names = Names()) -> str:
+    """died worker 1f00ab12: process 4711 was killed; warning 1f00ab12: out of memory"""
     kind = KIND_WORDS.get(event.kind, event.kind)
-    who = f" {words.short(event.member)}" if event.member else ""
-    text = words.with_short_ids(event.text)
+    who = ""
+    if event.member:
+        who = f" {names.with_role(event.member) if event.kind in OF_LIVES else names.short(event.member)}"
+    text = names.in_text(event.text)
     return words.one_line(f"{kind}{who}: {text}" if text else f"{kind}{who}", 300)

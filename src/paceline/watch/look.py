@@ -20,6 +20,7 @@ import msgspec
 from paceline.control.folder import LOCK_FILE
 from paceline.control.reader import EventRow, MemberRow, PlanRow, RunReader, RunStatus, StepRecord
 from paceline.watch.history import foundings_of
+from paceline.watch.names import Names
 
 OVER = ("ended", "failed")
 STILL = (*OVER, "interrupted")
@@ -32,7 +33,8 @@ LAST_EVENTS = 20
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """`epoch` and `position` are the cursor, None before the first step; 0 stands for a figure that is not known.
     `step` counts the steps of the history, `operation` is the number of the last one in the run's sequence.
-    `members` has those that live first, by rank; `sharing` is the last change of shares."""
+    `members` are workers and servers, those that live first, by rank; `sharing` is the last change of shares, `names`
+    what members are called."""
 
     folder: Path
     now: float
@@ -56,10 +58,25 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[MemberRow, ...]
     events: tuple[EventRow, ...]
     sharing: EventRow | None = None
+    names: Names = Names()
 
     @property
-    def living(self) -> tuple[MemberRow, ...]:
-        return tuple(member for member in self.members if not member.fate)
+    def workers(self) -> tuple[MemberRow, ...]:
+        """Also those that are gone."""
+        return tuple(member for member in self.members if not member.is_server)
+
+    @property
+    def living_workers(self) -> tuple[MemberRow, ...]:
+        return tuple(member for member in self.workers if not member.fate)
+
+    @property
+    def servers(self) -> tuple[MemberRow, ...]:
+        """Also those that are gone."""
+        return tuple(member for member in self.members if member.is_server)
+
+    @property
+    def living_servers(self) -> tuple[MemberRow, ...]:
+        return tuple(member for member in self.servers if not member.fate)
 
     @property
     def elapsed_s(self) -> float:
@@ -177,6 +194,7 @@ def describe(
         members=tuple(ordered),
         events=tuple(events),
         sharing=sharing,
+        names=Names.of(folder, ordered),
     )
 
 

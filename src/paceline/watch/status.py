@@ -16,9 +16,10 @@ from rich.text import Text
 
 from paceline.control.journal import DATABASE, JournalError
 from paceline.control.reader import EventRow, MemberRow, RunReader
-from paceline.watch import sharing, words
-from paceline.watch.live import event_line, header, member_table, sharing_lines, state_of
+from paceline.watch import servers, sharing, words
+from paceline.watch.live import event_line, header, sharing_lines, state_of, worker_table
 from paceline.watch.look import STILL, Look, look_at
+from paceline.watch.names import Names
 
 MAX_MEMBERS = 20
 MAX_EVENTS = 10
@@ -49,7 +50,7 @@ def as_json(reader: RunReader) -> dict[str, Any]:
     look = look_at(reader, time.time())
     return {
         "run": _run(look),
-        "members": [_member(member) for member in look.members],
+        "members": [_member(member, look.names) for member in look.members],
         "events": [_event(event) for event in look.events],
     }
 
@@ -62,13 +63,17 @@ def render(reader: RunReader, console: Console) -> None:
         console.print(Text(words.one_line(look.reason, 400)))
     if look.started:
         console.print(Text(f"started {words.moment(look.started)}, generation {look.generation}, in {look.folder}"))
-    if look.members:
-        console.print(member_table(look.members, look.members, console.width, MAX_MEMBERS))
+    if look.workers:
+        console.print(worker_table(look.workers, look.workers, console.width, MAX_MEMBERS))
+    if look.servers:
+        if look.living_servers:
+            console.print(Text(servers.in_one_line(look.living_servers)))
+        console.print(servers.server_table(look.servers, look.names, console.width, MAX_MEMBERS))
     for line in sharing_lines(look):
         line.no_wrap = False
         console.print(line)
     for event in look.events[-MAX_EVENTS:]:
-        console.print(event_line(event))
+        console.print(event_line(event, look.names))
 
 
 def _run(look: Look) -> dict[str, Any]:
@@ -99,10 +104,12 @@ def _run(look: Look) -> dict[str, Any]:
     }
 
 
-def _member(member: MemberRow) -> dict[str, Any]:
+def _member(member: MemberRow, names: Names) -> dict[str, Any]:
     is_seated = member.rank >= 0
     return {
         "id": member.member,
+        "role": member.role,
+        "label": names.labels.get(member.member),
         "pid": member.pid,
         "host": member.host,
         "rank": member.rank if is_seated else None,
@@ -113,8 +120,20 @@ def _member(member: MemberRow) -> dict[str, Any]:
         "samples_per_s": _finite(member.samples_per_s),
         "step_s": _finite(member.step_s),
         "starved": _finite(member.starved),
+        "serving": _serving(member) if member.is_server else None,
         "joined": member.joined,
         "updated": member.updated,
+    }
+
+
+def _serving(server: MemberRow) -> dict[str, Any]:
+    return {
+        "num_ranges": server.ranges,
+        "num_backups": server.backups,
+        "num_arriving": server.arriving,
+        "num_keys": server.num_keys,
+        "num_bytes": server.num_bytes,
+        "busy": _finite(server.busy),
     }
 
 

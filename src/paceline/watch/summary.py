@@ -50,8 +50,15 @@ def summarise(reader: RunReader) -> list[str]:
     status, plans, members = reader.status(), reader.plans(), reader.members()
     steps = standing_steps(reader.steps(), plans)
     folder = reader.path.parent
-    lines = [_headline(status, folder, steps), *_trained(reader, status, steps), *_members(members, plans)]
-    lines += _outages(find_outages(steps, plans, reader.events()))
+    lines = [
+        _headline(status, folder, steps),
+        *_trained(reader, status, steps),
+        *_members(members, plans, status.reason),
+    ]
+    servers = {member.member for member in members if member.is_server}
+    # A server that is lost ends no plan.
+    events = [event for event in reader.events() if event.member not in servers]
+    lines += _outages(find_outages(steps, plans, events))
     lines += _audit(status, steps, plans)
     lines += _places(folder)
     return [words.clean(line).replace("\n", " ") for line in lines] + _cause(status)
@@ -110,19 +117,28 @@ def _trained(reader: RunReader, status: RunStatus, steps: Sequence[StepRecord]) 
     return lines
 
 
-def _members(members: Sequence[MemberRow], plans: Sequence[PlanRow]) -> list[str]:
+def _members(members: Sequence[MemberRow], plans: Sequence[PlanRow], reason: str) -> list[str]:
     if not members:
         return ["members: none came"]
     final = set(plans[-1].members) if plans else set()
     lost = [member for member in members if member.fate and member.fate != "released"]
-    left = [member for member in members if member.fate == "released" and plans and member.member not in final]
-    parts = [f"{words.count(len(members), 'member')} took part"]
+    released = [member for member in members if member.fate == "released"]
+    left = [member for member in released if not member.is_server and plans and member.member not in final]
+    left += [member for member in released if member.is_server and member.reason != reason]  # those let go at the end
+    parts = [f"{_counted(members)} took part"]
     parts += [f"{len(left):,} left before the end"] if left else []
     parts += [f"{len(lost):,} lost"] if lost else []
     lines = [f"members: {', '.join(parts)}"]
     return lines + _first(
         [f"  {words.short(row.member)} on {row.host}: {row.fate}, {words.one_line(row.reason, 200)}" for row in lost]
     )
+
+
+def _counted(members: Sequence[MemberRow]) -> str:
+    num_servers = sum(member.is_server for member in members)
+    if not num_servers:
+        return words.count(len(members), "member")
+    return f"{words.count(len(members) - num_servers, 'worker')} and {words.count(num_servers, 'server')}"
 
 
 def _outages(outages: Sequence[Outage]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Mapping
 
 SHORT_ID = 8
 NOT_KNOWN = "-"
@@ -52,14 +53,34 @@ def count(amount: int, one: str, many: str = "") -> str:
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"
 
 
+def amount(number: int) -> str:
+    """950, 12,400, 1.2 M, 3.4 G"""
+    if number < 100_000:
+        return f"{number:,}"
+    for unit, factor in (("G", 1e9), ("M", 1e6)):
+        if number >= factor:
+            return f"{number / factor:,.1f} {unit}"
+    return f"{number / 1e3:.0f} k"
+
+
+def size(num_bytes: int) -> str:
+    """340 MB; a kB has 1000 bytes."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            value = num_bytes / factor
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+    return f"{num_bytes} B"
+
+
 def short(member: str) -> str:
     """A member's id, as far as people need it; the whole one is in the JSON."""
     return member[:SHORT_ID]
 
 
-def with_short_ids(text: str) -> str:
-    """A text that names members."""
-    return _ID.sub(lambda found: short(found[0]), text)
+def with_short_ids(text: str, labels: Mapping[str, str] | None = None) -> str:
+    """A text that names members; those that have a label by that."""
+    known = labels or {}
+    return _ID.sub(lambda found: known.get(found[0]) or short(found[0]), text)
 
 
 def clean(text: str) -> str:

@@ -1,0 +1,45 @@
+"""What members are called where people read of them: workers by the beginning of their id, servers as `paceline run`
+prints them (s0, s1) where they were started on this machine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from paceline.control.labels import read_started
+from paceline.control.reader import MemberRow
+from paceline.watch import words
+
+
+class Names(msgspec.Struct, frozen=True):
+    """By id: the role of each member, and what it is called if not by its id."""
+
+    roles: dict[str, str] = {}
+    labels: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, folder: Path, members: Iterable[MemberRow]) -> Names:
+        """Of the members of the run in this folder."""
+        members = list(members)
+        servers = [row for row in members if row.is_server and row.host == platform.node()]
+        label_of = read_started(folder).label_of if servers else {}
+        return cls(
+            {row.member: row.role for row in members},
+            {row.member: label_of[row.pid] for row in servers if row.pid in label_of},
+        )
+
+    def short(self, member: str) -> str:
+        """s0, or 1f00ab12"""
+        return self.labels.get(member) or words.short(member)
+
+    def with_role(self, member: str) -> str:
+        """server s0, worker 1f00ab12"""
+        role = self.roles.get(member, "")
+        return f"{role} {self.short(member)}" if role else self.short(member)
+
+    def in_text(self, text: str) -> str:
+        """A text that names members by their ids."""
+        return words.with_short_ids(text, self.labels)
