@@ -53,6 +53,9 @@ class Aggregation(Protocol):
     def gift(self) -> dict[str, Any]:
         """What a newcomer needs beside the model and the optimizers' states: "tables" by name."""
 
+    def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids of a table's rows, in order, and the rows."""
+
     def full_state(self) -> dict[str, Any]:
         """What a checkpoint needs beside that: "tables", where they are elsewhere, and then "optimizers" as their
         `state_dict` has them, and "leases", what has been applied to each range."""
@@ -98,6 +101,9 @@ class Reduced:
 
     def gift(self) -> dict[str, Any]:
         return {"tables": self._tables.state()}
+
+    def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._tables.table(name)
 
     def full_state(self) -> dict[str, Any]:
         return {}  # a newcomer gets everything too

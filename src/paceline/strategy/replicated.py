@@ -15,6 +15,7 @@ from paceline.collective import Group
 from paceline.server.chunk import Chunk
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
+from paceline.server.spec import TableSpec
 from paceline.strategy.numerics import Examined
 from paceline.strategy.sparse import RowGradients, Sparse, merged
 
@@ -77,6 +78,9 @@ class ReplicatedTables:
     def state(self) -> dict[str, Any]:
         return {name: pack(list(table.export(_CHUNK_ROWS))) for name, table in self._tables.items()}
 
+    def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return in_order(pack(list(self._tables[name].export(_CHUNK_ROWS))), self._tables[name].spec)
+
     def load(self, tables: Mapping[str, Any]) -> None:
         for spec in self._sparse.specs:
             table = RowTable(spec)
@@ -95,6 +99,14 @@ def pack(chunks: Sequence[Chunk]) -> dict[str, Any]:
         "versions": torch.cat([chunk.versions for chunk in chunks]),
         "state": {name: torch.cat([chunk.state[name] for chunk in chunks]) for name in chunks[0].state},
     }
+
+
+def in_order(tree: Mapping[str, Any], spec: TableSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and rows of a packed table, by id."""
+    if not tree:
+        return torch.empty(0, dtype=torch.int64), torch.empty((0, spec.dim), dtype=spec.torch_dtype)
+    ids, order = torch.sort(tree["ids"])
+    return ids, tree["rows"][order]
 
 
 def unpack(tree: Mapping[str, Any]) -> Chunk:

@@ -38,6 +38,7 @@ from paceline.strategy.collector import Collector, Store
 from paceline.strategy.flats import Flats
 from paceline.strategy.header import Rows
 from paceline.strategy.numerics import Examined
+from paceline.strategy.replicated import in_order
 from paceline.strategy.served_rows import ServedRows
 from paceline.strategy.served_state import ServedState, lease_set
 from paceline.strategy.sparse import RowGradients, Sparse
@@ -305,6 +306,10 @@ class Served:
 
     def gift(self) -> dict[str, Any]:
         return {}  # it is on servers
+
+    def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        spec = next(spec for spec in self._sparse.specs if spec.name == name)
+        return in_order(self._state.gather(self.client, self._standing.step)["tables"][name], spec)
 
     def full_state(self) -> dict[str, Any]:
         state = self._state.gather(self.client, self._standing.step)

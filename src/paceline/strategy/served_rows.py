@@ -12,11 +12,13 @@ from paceline.server.layout import Layout
 from paceline.server.messages import Need, Request
 from paceline.server.parcels import Detail, Packing, Parcel, Rows
 from paceline.server.scratch import Scratch
+from paceline.strategy.row_cache import RowCache
 from paceline.strategy.sparse import RowGradients, Sparse
 
 
 class ServedRows:
-    """`need` is what a pull must see."""
+    """`need` is what a pull must see. `num_asked` and `num_pulled` count rows: those that were asked for in training,
+    each once a batch, and those of them that had to be pulled."""
 
     def __init__(self, layout: Layout, sparse: Sparse, client: GroupClient) -> None:
         self._client = client
@@ -26,10 +28,38 @@ class ServedRows:
         self._pulled = Scratch(client)
         self._pushed = Scratch(client)
         self._kept: list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._caches = {
+            spec.name: RowCache(spec.dim, spec.torch_dtype, sparse.modules[spec.name].cache)
+            for spec in sparse.specs
+            if sparse.modules[spec.name].cache
+        }
+        self._clock = 0  # steps or leases of this worker
+        self.num_asked = self.num_pulled = 0
 
     # -- pull --------------------------------------------------------------------------------------------------------
 
     def pull(self, wanted: Mapping[str, torch.Tensor], *, make: bool) -> dict[str, torch.Tensor]:
+        if not make:
+            return self._pull(wanted, make=False)
+        found: dict[str, torch.Tensor] = {}
+        missing: dict[str, torch.Tensor] = {}
+        for name, ids in wanted.items():
+            if name in self._caches:
+                spec = self._specs[name]
+                found[name] = torch.empty((len(ids), spec.dim), dtype=spec.torch_dtype)
+                missing[name] = self._caches[name].take(ids, self._clock, found[name])
+        asked = {name: ids[missing[name]] if name in missing else ids for name, ids in wanted.items()}
+        self.num_asked += sum(map(len, wanted.values()))
+        self.num_pulled += sum(map(len, asked.values()))
+        for name, rows in self._pull(asked, make=True).items():
+            if name in missing:
+                found[name][missing[name]] = rows
+                self._caches[name].put(asked[name], rows, self._clock)
+            else:
+                found[name] = rows
+        return found
+
+    def _pull(self, wanted: Mapping[str, torch.Tensor], *, make: bool) -> dict[str, torch.Tensor]:
         assert self._partitions is not None
         found = {
             name: torch.empty((len(ids), self._specs[name].dim), dtype=self._specs[name].torch_dtype)
@@ -73,6 +103,7 @@ class ServedRows:
     def keep(self, rows: RowGradients) -> None:
         """Have the gradients where servers can read them, until the next step."""
         self._kept = []
+        self._clock += 1
         if self._partitions is None:
             return
         self._pushed.reset()

@@ -7,8 +7,8 @@ has the gradient of its rows. Ids that several calls had (micro-batches, a table
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -19,6 +19,9 @@ from paceline.server.spec import TableSpec
 RowGradients = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by table: ids that differ, and their gradients
 
 _KINDS = {"SGD": "sgd", "Adagrad": "adagrad", "Adam": "adam", "AdamW": "adamw"}
+
+
+IdsOf = Callable[[Any], Mapping[Table, torch.Tensor]]
 
 
 class RowSource(Protocol):
@@ -43,6 +46,10 @@ class Sparse:
         self._tape: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._is_recording = False
+        self._ready: dict[
+            str, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # rows that were pulled before they were asked for
+        self.ids_of: IdsOf | None = None
         for table in tables.values():
             table.attach(self)
 
@@ -57,11 +64,23 @@ class Sparse:
         if self.source is None:
             raise RuntimeError(f"table {name!r} is used before its session has begun, or after its end")
         is_trained = self._is_recording and torch.is_grad_enabled() and table.weight.requires_grad
-        found = self.source.pull({name: ids}, make=is_trained)[name]
+        found = self._ready_rows(name, ids) if is_trained else None
+        if found is None:
+            found = self.source.pull({name: ids}, make=is_trained)[name]
         if is_trained:
             found.requires_grad_()
             self._tape.append((name, ids, found))
         return found
+
+    def _ready_rows(self, name: str, ids: torch.Tensor) -> torch.Tensor | None:
+        """The rows of these ids, if all of them are here."""
+        if name not in self._ready or not len(self._ready[name][0]):
+            return None
+        known, rows = self._ready[name]
+        if len(known) == len(ids) and torch.equal(known, ids):
+            return rows.detach()
+        at = torch.searchsorted(known, ids).clamp_(max=len(known) - 1)
+        return rows[at] if torch.equal(known[at], ids) else None
 
     # -- the strategy's side -----------------------------------------------------------------------------------------
 
@@ -69,6 +88,19 @@ class Sparse:
         """An attempt at a step begins."""
         self._tape.clear()
         self._found.clear()
+        self._ready.clear()
+
+    def prepare(self, batch: Any) -> None:
+        """Pull the rows of all tables that a batch will ask for, at once."""
+        if self.ids_of is None or self.source is None or batch is None:
+            return
+        wanted = {}
+        for table, ids in self.ids_of(batch).items():
+            if id(table) not in self._names:
+                raise ValueError(f"prefetch named {table}, which is no table of this session's model")
+            wanted[self._names[id(table)]] = torch.unique(ids.reshape(-1).to(torch.int64))
+        rows = self.source.pull(wanted, make=True)
+        self._ready = {name: (ids, rows[name]) for name, ids in wanted.items()}
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

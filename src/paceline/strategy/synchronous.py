@@ -239,6 +239,7 @@ class Synchronous:
         kinds: set[bool] = set()
         staged = self._buffers.expected()
         if samples:
+            self.sparse.prepare(batch)
             with (
                 collector.forgetting(),
                 calling.seeded(self._seed, step, self._rank),

@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -43,6 +43,7 @@ from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
 from paceline.engine.base import START_AGAIN
+from paceline.nn.embedding import Table
 from paceline.server.client import GroupClient
 from paceline.strategy import Agreement, Contribution, Disagreement, Flag, Notice, Synchronous
 from paceline.strategy.aggregation import Standing
@@ -215,6 +216,22 @@ class Session:
     @property
     def num_steps_per_epoch(self) -> int:
         return self._batches.num_steps
+
+    # -- tables -----------------------------------------------------------------------------------------------------
+
+    def prefetch(self, ids_of: Callable[[Any], Mapping[Table, torch.Tensor]]) -> None:
+        """Pull the rows of all tables for a batch at once, before `loss_fn` is called, instead of table by table as it
+        asks for them: `ids_of(batch)` says which ids each table will be asked for. What it leaves out is pulled when it
+        is asked for."""
+        self._strategy.sparse.ids_of = ids_of
+
+    def table(self, module: Table) -> tuple[torch.Tensor, torch.Tensor]:
+        """All rows of a table: their ids, in order, and the rows themselves, as plain tensors."""
+        names = {id(one): name for name, one in self._strategy.sparse.modules.items()}
+        if id(module) not in names:
+            raise ValueError(f"{module} is no table of this session's model")
+        self._seat()
+        return self._strategy.aggregation.table(names[id(module)])
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
