@@ -90,7 +90,7 @@ class Server:
         self._inbox: list[Callable[[], None]] = []
         self._waiting: list[tuple[Outcome, Callable[[Outcome], None]]] = []
         self._held: list[tuple[str, Forward, Any]] = []
-        self._sent: dict[str, int] = {}
+        self._sent: dict[tuple[str, int], int] = {}  # the last forward to each other, on the connection of that number
         world.after(world.random.random() * BEAT_S, self._beat)
 
     def receive(self, action: Callable[[], None]) -> None:
@@ -152,20 +152,21 @@ class Server:
         self.keeper.acknowledged(server, message)
         self._look()
 
-    def connected(self, server: str) -> None:
-        """The connection to another is there again: what it has not acknowledged is sent again."""
-        self._sent.pop(server, None)
+    def connected(self) -> None:
+        """The connection to another is there again."""
         self._look()
 
     def _look(self) -> None:
-        """Send what is new in the links, and give the answers that are free to go."""
+        """Send what is new in the links, and give the answers that are free to go. On a new connection all that was not
+        acknowledged is sent again, before anything else: forwards never overtake each other."""
         for server, link in self.keeper.links.items():
-            if self._world.is_broken(self.name, server):
+            if not link.queue or self._world.is_broken(self.name, server):
                 continue
+            key = (server, self._world.connection_of(self.name, server))
             peer = self._world.servers[server]
             for forward, parcel in link.queue:
-                if forward.number > self._sent.get(server, 0):
-                    self._sent[server] = forward.number
+                if forward.number > self._sent.get(key, 0):
+                    self._sent[key] = forward.number
                     take = functools.partial(peer.take, self.name, forward, parcel)
                     self._world.send_in_order(self.name, server, "forth", take)
         waiting, self._waiting = self._waiting, []

@@ -164,6 +164,10 @@ class ServingWorld:
     def is_broken(self, one: str, other: str) -> bool:
         return bool(self._broken) and frozenset((one, other)) in self._broken
 
+    def connection_of(self, one: str, other: str) -> int:
+        """Its number: another one whenever it broke."""
+        return self._breaks[frozenset((one, other))]
+
     def break_connection(self, one: Server, other: Server, seconds: float) -> None:
         pair = frozenset((one.name, other.name))
         if pair in self._broken:
@@ -174,8 +178,8 @@ class ServingWorld:
 
     def _connect(self, one: Server, other: Server) -> None:
         self._broken.discard(frozenset((one.name, other.name)))
-        one.receive(lambda: one.connected(other.name))
-        other.receive(lambda: other.connected(one.name))
+        one.receive(one.connected)
+        other.receive(other.connected)
 
     def lose_some_of(self, name: str) -> None:
         """A server died: what it was sending to some of the others does not arrive."""
