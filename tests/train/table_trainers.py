@@ -55,9 +55,7 @@ class Model(nn.Module):
         self.unused = nn.Linear(3, 3)
         self.frozen = nn.Linear(4, 4).requires_grad_(False)
 
-    def forward(
-        self, x: torch.Tensor, users: torch.Tensor, items: torch.Tensor, number: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, users: torch.Tensor, items: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         h = torch.cat([self.frozen(x), self.users(users), self.items(items)], 1)
         out: torch.Tensor = self.leave(torch.tanh(self.statistics(self.enter(h))))[:, 0]
         chosen = number < 12
