@@ -16,6 +16,7 @@ from paceline.server.dense import Block, Settings
 from paceline.server.messages import Apply, Commit, Stage
 from paceline.server.parcels import Detail, Making, Packing, Parcel, StagedPush, UpdateSettings
 from paceline.server.tables import Tables
+from paceline.wire.decoding import decode
 
 
 class TensorStore:
@@ -200,7 +201,7 @@ class TensorStore:
         """Settings seldom change from one push to the next."""
         data = bytes(raw)
         if data != self._settings[0]:
-            self._settings = (data, msgspec.msgpack.decode(data, type=UpdateSettings))
+            self._settings = (data, decode(data, UpdateSettings))
         return self._settings[1]
 
     @property

@@ -41,6 +41,7 @@ from paceline.strategy.numerics import Examined
 from paceline.strategy.served_rows import ServedRows
 from paceline.strategy.served_state import ServedState
 from paceline.strategy.sparse import RowGradients, Sparse
+from paceline.wire import decoding
 from paceline.wire.deadline import Deadline
 
 logger = logging.getLogger("paceline.strategy")
@@ -254,4 +255,4 @@ def encode(commit: Commit) -> str:
 
 
 def decode(text: str) -> Commit | None:
-    return msgspec.msgpack.decode(bytes.fromhex(text), type=Commit) if text else None
+    return decoding.decode(bytes.fromhex(text), Commit) if text else None
