@@ -11,6 +11,7 @@ import struct
 
 import msgspec
 
+from paceline.wire import decoding
 from paceline.wire.frame import UNREADABLE
 
 _LENGTH = struct.Struct("<I")
@@ -55,6 +56,6 @@ def decode(data: bytes | memoryview) -> Signature | None:
     """None for bytes that are no signature."""
     try:
         (length,) = _LENGTH.unpack_from(data)
-        return msgspec.msgpack.decode(data[_LENGTH.size : _LENGTH.size + length], type=Signature)
+        return decoding.decode(data[_LENGTH.size : _LENGTH.size + length], Signature)
     except (*UNREADABLE, struct.error):
         return None

@@ -8,11 +8,13 @@ learning rate and so on, its rows are updated. Rows of which a batch has no id a
 not decay, and momentum does not move them (as in `torch.optim.SparseAdam`).
 
 Where the rows are is the strategy's affair: on every worker ("allreduce", or alone), or on servers ("hybrid",
-"server"). Without a session a module has rows of its own, with the same initial values.
+"server"). Without a session a module has initial rows of its own. A copy of a module sees the same rows as the module,
+now and later; a pickled one does not.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
@@ -68,9 +70,19 @@ class Table(nn.Module):
         self.weight = nn.Parameter(torch.empty((0, dim), dtype=dtype))
         self._source: list[Source] = []  # in a list: a source is no part of the model
 
-    def attach(self, source: Source | None) -> None:
+    def attach(self, source: Source) -> None:
         """Get rows from there from now on."""
-        self._source = [source] if source is not None else []
+        self._source = [source]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": []}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Table:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        copied._source = list(self._source)
+        return copied
 
     def rows_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that these ids have, each once, and for each id the number of its row there."""

@@ -25,6 +25,7 @@ from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import Memories, Postbox
 from paceline.server.reaching import reach
 from paceline.wire.deadline import Deadline
+from paceline.wire.decoding import decode
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.memory import Arena, SharedMemory, total_bytes
 from paceline.wire.waiting import PLAIN, Waiter, Wanted
@@ -144,11 +145,11 @@ class GroupClient:
     def _receive(self, server: str, parcel: Parcel, deadline: Deadline) -> Answer:
         letter = self._lines[server].receive(deadline=deadline)
         if letter.kind == "raise":
-            text = msgspec.msgpack.decode(letter.body, type=str)
+            text = decode(letter.body, str)
             raise RequestRefused(f"{deadline.operation}: server {server} refused: {text}")
-        answer = msgspec.msgpack.decode(letter.body, type=Answer)
+        answer = decode(letter.body, Answer)
         if parcel.detail.exports:
-            parcel.answer = Parcel(msgspec.msgpack.decode(answer.detail, type=Detail), letter.tensors)
+            parcel.answer = Parcel(decode(answer.detail, Detail), letter.tensors)
         else:
             for wanted, tensor in zip(parcel.wanted, letter.tensors, strict=False):  # none where it wrote in place
                 wanted.copy_(tensor)

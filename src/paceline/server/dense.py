@@ -46,14 +46,13 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         if self.optimizer not in ELEMENTWISE:
-            raise ValueError(
-                f"{self.optimizer} cannot run on servers, which hold parts of parameters; "
-                f"use one of {', '.join(ELEMENTWISE)}"
-            )
+            raise _cannot_be_cut(self.optimizer)
 
 
 def settings_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Settings:
     """Those of one group, as they are now."""
+    if ELEMENTWISE.get(type(optimizer).__name__) is not type(optimizer):  # one of the script's may have a name of torch
+        raise _cannot_be_cut(f"{type(optimizer).__module__}.{type(optimizer).__name__}")
     known = _arguments_of(type(optimizer))
     values: dict[str, Value] = {}
     for name in known & group.keys():
@@ -64,6 +63,12 @@ def settings_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> S
             continue
         values[name] = tuple(value) if isinstance(value, (list, tuple)) else value
     return Settings(type(optimizer).__name__, values)
+
+
+def _cannot_be_cut(name: str) -> ValueError:
+    return ValueError(
+        f"{name} cannot run on servers, which hold parts of parameters; use one of {', '.join(ELEMENTWISE)}"
+    )
 
 
 def _arguments_of(kind: type[torch.optim.Optimizer]) -> set[str]:

@@ -30,6 +30,7 @@ from paceline.server.store import TensorStore
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
+from paceline.wire.decoding import decode
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Visitor
 
@@ -114,11 +115,11 @@ class Service:
         deadline = Deadline(ANSWER_S, f"answering {postbox.connection.peer}")
         try:
             if letter.kind == "forward":
-                forward = msgspec.msgpack.decode(letter.body, type=Forward)
+                forward = decode(letter.body, Forward)
                 postbox.send("acknowledged", self._take(visitor.member, forward, letter, deadline), deadline=deadline)
                 return
-            request = msgspec.msgpack.decode(letter.body, type=Request)
-            parcel = Parcel(msgspec.msgpack.decode(request.detail, type=Detail), letter.tensors, letter.wanted)
+            request = decode(letter.body, Request)
+            parcel = Parcel(decode(request.detail, Detail), letter.tensors, letter.wanted)
             outcome = self._serve(request, parcel)
             answer = self._wait_for_replicas(outcome, deadline)
         except (ValueError, MemoryError, RuntimeError, msgspec.DecodeError, IndexError, KeyError) as error:
@@ -149,7 +150,7 @@ class Service:
     # -- replicas ----------------------------------------------------------------------------------------------------
 
     def _take(self, sender: str, forward: Forward, letter: Letter, deadline: Deadline) -> Acknowledged:
-        parcel = Parcel(msgspec.msgpack.decode(forward.detail, type=Detail), letter.tensors)
+        parcel = Parcel(decode(forward.detail, Detail), letter.tensors)
         with self._changed:
             known = self._changed.wait_for(
                 lambda: self._keeper.placement.version >= forward.version or self._is_closed, ADOPT_S
@@ -217,7 +218,7 @@ class Service:
             letter = postbox.receive(deadline=deadline)
             if letter.kind != "acknowledged":
                 raise WireError(f"server {server} answered a forward with {letter.kind!r}: {bytes(letter.body)!r}")
-            message = msgspec.msgpack.decode(letter.body, type=Acknowledged)
+            message = decode(letter.body, Acknowledged)
             sent = forward.number
             with self._changed:
                 self._keeper.acknowledged(server, message)

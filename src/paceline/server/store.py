@@ -1,8 +1,8 @@
 """The tensors of a server: dense blocks, sparse tables, and pushes that wait for their commit.
 
 The keeper decides what is done; here it is done, in this order for every range on every replica, so that all replicas
-come to the same. A push that cannot be applied (a gradient that is not finite, a wrong shape, no memory for its rows)
-is refused by `check`, before anything is changed.
+come to the same. A push that cannot be applied (a row's gradient that is not finite, a wrong shape, no memory for its
+rows) is refused by `check`, before anything is changed. Dense gradients are known to be finite by who pushes them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from paceline.server.dense import Block, Settings
 from paceline.server.messages import Apply, Commit, Stage
 from paceline.server.parcels import Detail, Making, Packing, Parcel, StagedPush, UpdateSettings
 from paceline.server.tables import Tables
+from paceline.wire.decoding import decode
 
 
 class TensorStore:
@@ -32,6 +33,15 @@ class TensorStore:
         """Raise a ValueError, or a MemoryError, for a push or a pull that cannot be done."""
         for rows in parcel.detail.rows:
             self.tables.check(rows, parcel)
+        for where in parcel.detail.dense:
+            if (block := self.blocks.get(where.number)) is not None:
+                gradient, values = parcel.slice(where), block.values
+                if (gradient.shape, gradient.dtype) != (values.shape, values.dtype):
+                    raise ValueError(
+                        f"range {where.number} has {values.numel()} elements of {values.dtype}, and is pushed "
+                        f"{gradient.numel()} of {gradient.dtype}: the workers and this server cut the parameters "
+                        "differently"
+                    )
 
     # -- the keeper's side -----------------------------------------------------------------------------------------
 
@@ -192,7 +202,7 @@ class TensorStore:
         """Settings seldom change from one push to the next."""
         data = bytes(raw)
         if data != self._settings[0]:
-            self._settings = (data, msgspec.msgpack.decode(data, type=UpdateSettings))
+            self._settings = (data, decode(data, UpdateSettings))
         return self._settings[1]
 
     @property

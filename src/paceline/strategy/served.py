@@ -42,6 +42,7 @@ from paceline.strategy.replicated import in_order
 from paceline.strategy.served_rows import ServedRows
 from paceline.strategy.served_state import ServedState, lease_set
 from paceline.strategy.sparse import RowGradients, Sparse
+from paceline.wire import decoding
 from paceline.wire.deadline import Deadline
 
 logger = logging.getLogger("paceline.strategy")
@@ -346,4 +347,4 @@ def encode(commit: Commit) -> str:
 
 
 def decode(text: str) -> Commit | None:
-    return msgspec.msgpack.decode(bytes.fromhex(text), type=Commit) if text else None
+    return decoding.decode(bytes.fromhex(text), Commit) if text else None

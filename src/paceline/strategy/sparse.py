@@ -41,17 +41,15 @@ class Sparse:
         self.modules = dict(tables)
         self._places = {name: _place_of(name, table, optimizers) for name, table in tables.items()}
         self.specs = tuple(_spec_of(name, table, self._places[name], seed) for name, table in tables.items())
-        self._names = {id(table): name for name, table in tables.items()}
         self.source: RowSource | None = None
         self._tape: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._is_recording = False
-        self._ready: dict[
-            str, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # rows that were pulled before they were asked for
+        self._ready: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # rows that were pulled ahead
         self.ids_of: IdsOf | None = None
-        for table in tables.values():
-            table.attach(self)
+        self._names = {id(table): name for name, table in tables.items()}
+        for name, table in tables.items():
+            table.attach(_Handle(self, name))
 
     def settings(self) -> tuple[TableSettings, ...]:
         """What the groups of the tables say now."""
@@ -59,10 +57,12 @@ class Sparse:
 
     # -- the modules' side -------------------------------------------------------------------------------------------
 
-    def rows(self, table: Table, ids: torch.Tensor) -> torch.Tensor:
-        name = self._names[id(table)]
+    def rows(self, name: str, table: Table, ids: torch.Tensor) -> torch.Tensor:
         if self.source is None:
-            raise RuntimeError(f"table {name!r} is used before its session has begun, or after its end")
+            raise RuntimeError(
+                f"table {name!r} has its rows on servers: it can be used from the first epoch on until the "
+                "session is closed"
+            )
         is_trained = self._is_recording and torch.is_grad_enabled() and table.weight.requires_grad
         found = self._ready_rows(name, ids) if is_trained else None
         if found is None:
@@ -123,9 +123,16 @@ class Sparse:
     def finish(self) -> RowGradients:
         return {name: merged(pairs) for name, pairs in self._found.items()}
 
-    def close(self) -> None:
-        for table in self.modules.values():
-            table.attach(None)
+
+class _Handle:
+    """One table, as its module and the copies of that know it; also when the session is over, if rows are left."""
+
+    def __init__(self, sparse: Sparse, name: str) -> None:
+        self._sparse = sparse
+        self._name = name
+
+    def rows(self, table: Table, ids: torch.Tensor) -> torch.Tensor:
+        return self._sparse.rows(self._name, table, ids)
 
 
 def merged(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:

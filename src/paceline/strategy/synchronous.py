@@ -356,7 +356,6 @@ class Synchronous:
     def close(self) -> None:
         self._close_collector()
         self._aggregation.close()
-        self.sparse.close()
 
     def _close_collector(self) -> None:
         if self._collector is not None:

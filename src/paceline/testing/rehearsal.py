@@ -415,6 +415,7 @@ def _equip(ticket: bytes, log: str) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     descriptor = tickets.hand_over(msgspec.json.decode(ticket, type=Ticket))
     os.environ[tickets.VARIABLE] = str(descriptor)

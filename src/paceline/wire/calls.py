@@ -19,6 +19,7 @@ import msgspec
 from paceline.errors import CallFailed, ConnectionLost, ProtocolError
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
+from paceline.wire.decoding import decode
 from paceline.wire.frame import UNREADABLE, Header
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
     def read(self, arguments_type: type[Any]) -> Any:
         try:
-            return msgspec.msgpack.decode(self.arguments, type=arguments_type)
+            return decode(self.arguments, arguments_type)
         except UNREADABLE as error:
             raise ProtocolError(f"{self.operation}: arguments that cannot be read: {error}") from error
 

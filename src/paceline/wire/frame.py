@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from paceline.errors import ProtocolError
+from paceline.wire.decoding import decode
 
 MAGIC = b"PLN1"
 PREFIX = struct.Struct("<4sIQ")
@@ -76,7 +77,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
     def read_body(self, body_type: type[Body]) -> Body:
         try:
-            return msgspec.msgpack.decode(self.body, type=body_type)
+            return decode(self.body, body_type)
         except UNREADABLE as error:
             raise ProtocolError(
                 f"a frame of kind {self.kind!r} has a body that is not a {body_type.__name__}: {error}"

@@ -1,0 +1,211 @@
+"""Parameters and tables on real servers: a run comes to what one process comes to, whoever dies, leaves or joins."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from table_trainers import STEPS, Case, alone, check_alike, check_close, train
+
+from paceline.checkpoint import newest_good
+from paceline.control.coordinator_events import Settings
+from paceline.testing.rehearsal import Rehearsal
+
+torch.set_num_threads(1)
+
+
+def settings_for(workers: int, servers: int, replicas: int = 1) -> Settings:
+    return Settings(wanted=workers, fewest=1, servers=servers, replicas=replicas, silence_s=1.0)
+
+
+def steps_of(run: Rehearsal) -> int:
+    return max((said[0] for worker in range(len(run.workers)) for said in run.said(worker)), default=0)
+
+
+def wait_for_steps(run: Rehearsal, count: int) -> None:
+    """Until there are these many more."""
+    wanted = steps_of(run) + count
+    run.wait_for(lambda: steps_of(run) >= wanted)
+
+
+def check_nothing_left(run: Rehearsal) -> None:
+    """Servers end with the run, in order."""
+    run.wait_for(lambda: all(server.exit_code is not None for server in run.servers))
+    run.wait_for(lambda: run.coordinator.poll() is not None)
+    assert run.ticket.local_name not in Path("/proc/net/unix").read_text()
+
+
+CLIPPED = {"clip_norm": 0.5, "micro_batch": 3, "is_weighted": True}
+# A step that is skipped, and a layer that is frozen, with clipping: what is staged is of other steps than usual.
+UNEVEN = {"optimizer": "adagrad and nadam", "clip_norm": 0.5, "bad_step": 4, "freezes_at": 7}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("server", "adamw"),
+        Case("server", "momentum", **CLIPPED),  # type: ignore[arg-type]
+        Case("server", **UNEVEN),  # type: ignore[arg-type]
+        Case("hybrid", "momentum", **CLIPPED),  # type: ignore[arg-type]
+        Case("hybrid", **UNEVEN),  # type: ignore[arg-type]
+        Case("allreduce", **UNEVEN),  # type: ignore[arg-type]
+    ],
+    ids=lambda case: f"{case.strategy}-{case.optimizer}",
+)
+def test_every_strategy_comes_to_what_one_process_comes_to(tmp_path: Path, case: Case) -> None:
+    num_servers = 0 if case.strategy == "allreduce" else 2
+    with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, num_servers)) as run:
+        results = run.finish()
+        check_alike(results)
+        check_close(results[0], alone(case))
+        check_nothing_left(run)
+        assert [server.exit_code for server in run.servers] == [0] * num_servers
+
+
+def test_batch_statistics_are_the_same_as_with_all_reduce(tmp_path: Path) -> None:
+    """They are those of each worker's share, so they are compared at equal shares."""
+    found = []
+    for name, num_servers in (("server", 1), ("allreduce", 0)):
+        (folder := tmp_path / name).mkdir()
+        case = Case(name, "momentum", epochs=2, has_statistics=True)
+        settings = Settings(wanted=2, fewest=2, most=2, servers=num_servers, shares=(1, 1))
+        with Rehearsal(train, case, workers=2, folder=folder, settings=settings) as run:
+            results = run.finish()
+            check_alike(results)
+            found.append(results[0])
+    check_close(found[0], found[1])
+    assert found[0]["parameters"]["statistics.num_batches_tracked"] == 2 * STEPS
+
+
+@pytest.mark.parametrize(
+    "case", [Case("server", "adamw", clip_norm=1.0), Case("hybrid", "momentum")], ids=lambda c: c[0]
+)
+def test_with_replicas_nothing_is_lost_by_deaths_leaves_and_joins(tmp_path: Path, case: Case) -> None:
+    case = case._replace(epochs=9, pause_s=0.01)
+    with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2, replicas=2)) as run:
+        wait_for_steps(run, 3)
+        run.servers[0].send(signal.SIGKILL)
+        run.add_server()
+        wait_for_steps(run, 2)
+        run.wait_for(lambda: run.is_settled([1, 2]))
+        run.kill(0)
+        run.add()
+        wait_for_steps(run, 3)
+        run.servers[1].send(signal.SIGTERM)
+        run.wait_for(lambda: run.is_settled([2]))
+        run.wait_for(lambda: run.servers[1].exit_code is not None)
+        assert run.servers[1].exit_code == 0
+        run.add_server()
+        run.wait_for(lambda: run.is_settled([2, 3]))
+        assert {one.primary.server for one in run.placement().ranges} == run.placement().card_of.keys(), "both serve"
+        results = run.finish([1, 2])
+        check_alike(results)
+        check_close(results[0], alone(case))
+        assert not run.events("lost ranges")
+        check_nothing_left(run)
+
+
+def test_a_stopped_server_is_replaced_and_the_coordinator_dies_with_another(tmp_path: Path) -> None:
+    case = Case("server", "momentum", epochs=9, pause_s=0.01)
+    with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 3, replicas=2)) as run:
+        wait_for_steps(run, 2)
+        run.servers[1].send(signal.SIGSTOP)
+        wait_for_steps(run, 2)
+        run.wait_for(lambda: run.is_settled([0, 2]))
+        run.wait_for(lambda: run.servers[1].exit_code is not None)
+        run.kill_coordinator()
+        run.servers[2].send(signal.SIGKILL)
+        run.start_coordinator()
+        wait_for_steps(run, 2)
+        results = run.finish()
+        check_alike(results)
+        check_close(results[0], alone(case))
+        assert not run.events("lost ranges")
+
+
+@pytest.mark.parametrize("strategy", ["server", "hybrid"])
+def test_without_replicas_what_a_server_had_goes_back_to_the_checkpoint_and_the_log_says_so(
+    tmp_path: Path, strategy: str
+) -> None:
+    case = Case(strategy, "adamw", epochs=5, pause_s=0.005, every_steps=2)
+    with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2)) as run:
+        run.wait_for(lambda: newest_good(tmp_path / "checkpoints") is not None)
+        wait_for_steps(run, 1)
+        run.servers[0].send(signal.SIGKILL)
+        run.add_server()
+        wait_for_steps(run, 3)
+        results = run.finish()
+        check_alike(results)
+        assert (results[0]["steps"], results[0]["skipped"]) == (5 * STEPS, 0)
+        assert all(torch.tensor(results[0]["losses"]).isfinite())
+        (lost,) = run.events("lost ranges")
+        assert "no server that lives has them" in lost
+        told = [text for text in run.events("warning") if "a server was lost" in text]
+        assert "parts of the tables' rows" in told[0]
+        assert ("what optimizers kept" in " ".join(told)) is (strategy == "server")
+
+
+def test_a_run_goes_on_with_other_servers_and_another_strategy(tmp_path: Path) -> None:
+    wanted = alone(Case(epochs=4))
+    for epochs, strategy, num_servers in [(1, "server", 2), (2, "server", 1), (3, "hybrid", 2), (4, "allreduce", 0)]:
+        case = Case(strategy, epochs=epochs)
+        with Rehearsal(train, case, workers=1, folder=tmp_path, settings=settings_for(1, num_servers)) as run:
+            (result,) = run.finish()
+            assert isinstance(result, dict), result
+            assert len(result["losses"]) == STEPS
+    check_close(result, wanted)
+
+
+def test_a_strategy_that_needs_servers_says_so_where_there_are_none(tmp_path: Path) -> None:
+    with Rehearsal(train, Case("server"), workers=1, folder=tmp_path) as run:
+        (result,) = run.finish()
+        assert "RunFailed" in result.error
+        assert "there are none: give --servers 1" in result.error
+
+
+def another_dim(case: Case) -> dict[str, Any]:
+    import table_trainers
+
+    from paceline.nn import Embedding
+
+    table_trainers.Embedding = partial(Embedding, init="zeros")  # type: ignore[misc, assignment]
+    return train(case)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("PACELINE_SOAK_SEEDS", "6"))))
+def test_servers_and_workers_come_and_go_at_random(tmp_path: Path, seed: int) -> None:
+    import random
+
+    dice = random.Random(seed)
+    optimizer = ("adamw", "momentum", "adagrad and nadam")[seed % 3]
+    case = Case(("server", "hybrid")[seed % 2], optimizer, 12, 0.01, clip_norm=(1.0, None)[seed // 2 % 2])
+    with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 3, replicas=2)) as run:
+        workers, servers = [0, 1], [0, 1, 2]
+        for _ in range(6):
+            wait_for_steps(run, dice.randint(1, 4))
+            what = dice.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, "worker", "coordinator"))
+            if what == "worker":
+                run.kill(workers.pop(dice.randrange(2)))
+                run.add()
+                workers.append(len(run.workers) - 1)
+                continue
+            if what == "coordinator":
+                run.kill_coordinator()
+            server = servers.pop(dice.randrange(3))
+            run.servers[server].send(signal.SIGKILL if what == "coordinator" else signal.Signals(what))
+            if what == "coordinator":
+                run.start_coordinator()
+            run.add_server()
+            servers.append(len(run.servers) - 1)
+            run.wait_for(lambda: run.is_settled(servers))
+        results = run.finish(workers)
+        check_alike(results)
+        check_close(results[0], alone(case))
+        assert not run.events("lost ranges")
