@@ -55,8 +55,8 @@ class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
     lease: int
     number: int = 1
     scale: float = 1.0
-    is_void: bool = False
     settings: msgspec.Raw = msgspec.Raw(b"\xc0")
+    is_void: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):

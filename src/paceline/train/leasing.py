@@ -146,7 +146,7 @@ class LeaseLoop:
             raise NonFiniteGradient(f"epoch {self._epoch}, lease {lease}: {own.reason}")
         if not own.is_finite:
             self._tell("skipped step", own.reason)
-        push = Apply(self._epoch, lease, number, own.factor, not own.is_finite)
+        push = Apply(self._epoch, lease, number, own.factor, is_void=not own.is_finite)
         self._served.push(push, own.rows, own.used, self.lr_factor)
         self._pulled = True
         seconds = time.monotonic() - self._began

@@ -114,7 +114,7 @@ class _Dense:
     def do(self, measure: str, number: int) -> None:
         lease = number * self._plan.num_workers + self._number
         errand = Errand(
-            range(_num_ranges(self._plan)), push=Apply(0, lease, lease + 1, 1.0, False, _SETTINGS), pull=Need()
+            range(_num_ranges(self._plan)), push=Apply(0, lease, lease + 1, 1.0, _SETTINGS), pull=Need()
         )
         self._client.run(errand, self._pack, "push and pull")
 
@@ -163,7 +163,7 @@ class _Sparse:
         total.index_add_(0, inverse, self._gradients)
         asked = self._scratch.put(ids)
         lease = number * self._plan.num_workers + self._number
-        push = Apply(0, lease, lease + 1, 1.0, False, _SETTINGS)
+        push = Apply(0, lease, lease + 1, 1.0, _SETTINGS)
         detail = Detail(rows=(Rows(_TABLE, 0, 1),))
         self._client.run(Errand(range(NUM_PARTITIONS), push=push), lambda _: Parcel(detail, [asked, total]), "push")
 
