@@ -79,6 +79,8 @@ class Case(NamedTuple):
     bad_step: int = 0  # its gradient is not finite, and it is skipped
     freezes_at: int = 0  # a layer is frozen after this step
     enough: str = ""  # go on until there is a file of this name
+    consistency: str = "sync"
+    decay: float = 0.8  # of the learning rate, every two steps
 
 
 def optimizers_of(model: Model, name: str) -> list[torch.optim.Optimizer]:
@@ -98,7 +100,7 @@ def train(case: Case) -> dict[str, Any]:
     torch.manual_seed(1)
     model = Model(has_statistics=case.has_statistics)
     optimizers = optimizers_of(model, case.optimizer)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizers[0], 2, 0.8)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizers[0], 2, case.decay)
     session = Session(
         model,
         *optimizers,
@@ -110,6 +112,7 @@ def train(case: Case) -> dict[str, Any]:
         clip_norm=case.clip_norm,
         micro_batch=case.micro_batch,
         nonfinite="skip",
+        consistency=case.consistency,
         checkpoints=Checkpoints(every_s=None, every_steps=case.every_steps),
     )
     losses: list[float] = []
@@ -149,6 +152,7 @@ def train(case: Case) -> dict[str, Any]:
         "losses": losses,
         "steps": session.steps,
         "skipped": session.skipped,
+        "schedule": schedule.last_epoch,
         "scores": scores,
         "rows": rows,
         "parameters": {name: value.tolist() for name, value in model.state_dict().items()},

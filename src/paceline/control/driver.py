@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -45,10 +45,6 @@ logger = logging.getLogger("paceline.control")
 PLAN_AGAIN_S = 2.0
 
 
-def _ignore(_: tuple[StepRow, ...]) -> None:
-    pass
-
-
 class Driver:
     """`post` and `standing_still` from any thread; `alarm` is rung when the ticking thread should `work_off` events, or
     see that the driver failed."""
@@ -58,7 +54,7 @@ class Driver:
     ) -> None:
         self.failure: JournalError | None = None
         self.over: Over | None = None
-        self.on_count: Callable[[tuple[StepRow, ...]], None] = _ignore
+        self._counted: list[StepRow] = []  # leases that are done, and not recorded yet
         self.machine = machine
         self._journal = journal
         self._members, self._agents = members, agents
@@ -116,8 +112,6 @@ class Driver:
                 self._tell(action.directive)
             elif isinstance(action, TellLeases):
                 self._members.put(action.grant.member, "leases", action.grant)
-            elif isinstance(action, Count):
-                self.on_count(action.rows)
             elif isinstance(action, TellAgent):
                 self._agents.put(action.directive.agent, "directive", action.directive)
             elif isinstance(action, Over):
@@ -143,6 +137,10 @@ class Driver:
         newcomers = states_of(self.machine, [note.member for note in notes if note.kind == "joined"])
         standing = self.machine.standing
         plans = [plan for plan in (standing.current, standing.pending) if plan and plan.generation > self._newest]
+        self._counted += [row for action in actions if isinstance(action, Count) for row in action.rows]
+        if self._counted and changes:  # before it is remembered that they need not be said again
+            self._journal.record(self._counted)
+            self._counted = []
         if changes or happenings or plans:
             self._journal.commit(changes, happenings, plans, newcomers)
             self._newest = max([self._newest, *(plan.generation for plan in plans)])

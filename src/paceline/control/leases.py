@@ -82,14 +82,18 @@ class Desk:
         self._told: dict[str, tuple[object, ...]] = {}
         self._late: dict[str, int] = {}  # workers that ask for an epoch that is over
         self._is_stopped = False
+        self._is_cut_short = False
 
     @property
     def done(self) -> LeaseSet:
         return self._done
 
     def stop(self) -> None:
-        """Hand out nothing more. An epoch of which all leases are done by then is finished, any other is not."""
-        self._is_stopped = True
+        """Hand out nothing more. An epoch of which all leases are done by then is finished, any other never is, so that
+        all workers end alike; what was under way counts all the same."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._is_cut_short = not self._is_finished()
 
     def take(self, report: LeaseReport) -> list[Done]:
         """A worker's report; the newest counts, and the shell keeps their order. Returns what was not known to be
@@ -102,7 +106,7 @@ class Desk:
             return []
         self._reports[report.member] = report
         granted = self._granted.setdefault(report.member, {})
-        news = [] if self._is_final() else [one for one in report.done if not self._done.has(self._epoch, one.lease)]
+        news = [one for one in report.done if not self._done.has(self._epoch, one.lease)]
         for one in news:
             self._done.add(self._epoch, one.lease)
         held = set(report.held)
@@ -115,6 +119,7 @@ class Desk:
 
     def _open(self, report: LeaseReport) -> None:
         self._epoch, self._num_leases = report.epoch, report.num_leases
+        self._is_cut_short = self._is_stopped
         begun = report.begun if report.begun.epoch == report.epoch else LeaseSet()
         prefix = self.remembered[1] if self.remembered[0] == report.epoch else 0
         self._done = LeaseSet(report.epoch, prefix)
@@ -150,7 +155,7 @@ class Desk:
                 found.append(LeaseGrant(term, self._number, member, self._late[member], is_finished=True))
         for member in self._reports:
             leases = tuple(sorted(self._granted.get(member, ())))
-            content = (self._epoch, leases, self._is_finished(), self._is_final())
+            content = (self._epoch, leases, self._is_finished(), self._is_cut_short)
             if self._told.get(member) == content and member not in asked:
                 continue
             self._told[member] = content
@@ -170,7 +175,7 @@ class Desk:
                     settled,
                     prefix,
                     self._is_finished(),
-                    self._is_final(),
+                    self._is_cut_short,
                 )
             )
         return found
@@ -239,11 +244,7 @@ class Desk:
             heapq.heappush(self._returned, lease)
 
     def _is_finished(self) -> bool:
-        return self._epoch >= 0 and len(self._done) >= self._num_leases
-
-    def _is_final(self) -> bool:
-        """Whether the epoch was stopped before its end: then nothing more is counted, so that all workers end alike."""
-        return self._is_stopped and not self._is_finished()
+        return self._epoch >= 0 and len(self._done) >= self._num_leases and not self._is_cut_short
 
     def to_remember(self) -> tuple[int, int] | None:
         """(epoch, prefix), if it is more than what is remembered."""

@@ -18,7 +18,7 @@ from paceline.control.coordinator import Coordinator
 from paceline.control.journal import Happening, Journal, JournalError, MemberState
 from paceline.control.messages import Phase, Serving
 from paceline.control.moves import num_arriving
-from paceline.control.progress import Progress, Recorded, StepRow, WorkerRow
+from paceline.control.progress import Progress, Recorded, WorkerRow
 from paceline.control.roster import Record
 from paceline.placement.placement import Placement
 
@@ -43,7 +43,6 @@ class Recorder:
         self._look, self._answer = look, answer
         self._lock = threading.Lock()
         self._waiting: dict[str, Progress] = {}
-        self._counted: list[StepRow] = []
         self._workers: dict[str, WorkerRow] = {}
         self._remarked: dict[str, int] = {}  # the number of each worker's last remark that is recorded
         self._written: dict[str, object] = {}  # what the database holds, to write changes only
@@ -57,11 +56,6 @@ class Recorder:
         """From any thread; does not wait."""
         with self._lock:
             self._waiting[progress.member] = progress
-
-    def count(self, rows: tuple[StepRow, ...]) -> None:
-        """Leases that are done, as the coordinator counts them; from any thread, does not wait."""
-        with self._lock:
-            self._counted += rows
 
     def halt(self) -> None:
         """Write no more."""
@@ -80,7 +74,6 @@ class Recorder:
     def _write(self, last: dict[str, str]) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-            counted, self._counted = self._counted, []
         self._workers.update({name: row.worker for name, row in waiting.items() if row.worker is not None})
         members: list[MemberState] = []
         run: dict[str, str] = {}
@@ -93,11 +86,11 @@ class Recorder:
             members = [self._with_speed(member) for member in members]
             members = [member for member in members if self._written.get(f"member {member.member}") != member]
             run = {key: value for key, value in run.items() if self._written.get(f"run {key}") != value}
-        if not (waiting or counted or members or run):
+        if not (waiting or members or run):
             return
         try:
             self._journal.record(
-                [*counted, *(row for progress in waiting.values() for row in progress.steps)],
+                [row for progress in waiting.values() for row in progress.steps],
                 [row for progress in waiting.values() for row in progress.metrics],
                 members,
                 run,
@@ -105,7 +98,7 @@ class Recorder:
             )
             founding, operation, metric = self._journal.reached()
         except JournalError as error:
-            self._keep(waiting, counted, error)
+            self._keep(waiting, error)
             return
         self._complained = False
         for progress in waiting.values():
@@ -117,10 +110,9 @@ class Recorder:
         for progress in waiting.values():
             self._answer(progress.member, Recorded(progress.number, founding, operation, metric))
 
-    def _keep(self, waiting: dict[str, Progress], counted: list[StepRow], error: JournalError) -> None:
+    def _keep(self, waiting: dict[str, Progress], error: JournalError) -> None:
         with self._lock:
             self._waiting = waiting | self._waiting
-            self._counted = counted + self._counted
         if not self._complained:
             self._complained = True
             logger.error("progress is not recorded: %s; workers keep it, and it is tried again", error)

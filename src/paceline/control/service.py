@@ -115,7 +115,6 @@ class Service:
             self._door = stack.enter_context(contextlib.closing(self._make_door(identity, remembered)))
             self._begin()
             self._recorder = Recorder(self._journal, self._look, self._answer)
-            self._driver.on_count = self._recorder.count
             stack.callback(self._recorder.halt)
             tickets.write_access(self._folder, Access(os.getpid(), self.ticket))
             self._cleanup = stack.pop_all()

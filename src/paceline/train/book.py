@@ -26,6 +26,7 @@ class Book(msgspec.Struct):
     unkept_best: float | None = None  # the score of the model as it is, until a checkpoint has it
     outside: list[Any] = []
     balance: Balance = Balance()
+    num_scheduled: int = 0  # leases of the epoch for which schedules were moved on
     settling: str = ""  # how the last update was decided, where servers may not have made it yet
 
     def copy(self) -> Book:

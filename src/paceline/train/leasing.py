@@ -72,6 +72,7 @@ class LeaseLoop:
         self._has_bound = -1  # the number of swaps that the strategy was bound after
         self._pulled = False  # what was pulled with the last push suffices
         self._began = 0.0
+        self._lease = -1  # the last one that was taken
         self.finished_epoch = -1  # the last one of which all leases are done
         self.num_epochs = 0
         self.lr_factor = 1.0
@@ -81,10 +82,12 @@ class LeaseLoop:
 
     def begin(self, epoch: int) -> None:
         self.is_open = True
-        self._bind()
-        if epoch != self._epoch:
-            self._epoch = epoch
+        if self._has_bound != self._ledger.num_swaps:
+            self._schedules.begin(self._ledger.book.num_scheduled)  # those of the state that was received
+        elif epoch != self._epoch:
             self._schedules.begin()
+        self._epoch = epoch
+        self._bind()
         self._joined.client.post(Looping())
         begun = self._served.begun_in(epoch)
         self._leases.open(epoch, self._batches.num_steps, begun, self._batches.global_batch, self._batches.length)
@@ -100,7 +103,8 @@ class LeaseLoop:
     def fetch(self) -> Taken | End:
         """The next lease, or why there is none."""
         if self._began:
-            self._schedules.body_ran()
+            self._schedules.body_ran(self._lease)
+            self._ledger.book.num_scheduled = self._schedules.num_moved
             self._began = 0.0
         while True:
             self._joined.membership.attend()
@@ -112,10 +116,14 @@ class LeaseLoop:
                 self.is_open = False
                 if turn is End.FINISHED:
                     self.finished_epoch = self._epoch
-                    self._schedules.move_to(self._batches.num_steps)
+                    self._ledger.leased((self._epoch + 1) * self._batches.num_steps)
+                    self._schedules.end(self._batches.num_steps)
                 return turn
             if turn is not None and self._pull(turn):
-                self._schedules.move_to(turn)
+                # What was pulled has all leases below the bound, also if the coordinator has not said so yet.
+                self._schedules.move_on(max(self._leases.settled, self._need(turn).prefix))
+                self._ledger.book.num_scheduled = self._schedules.num_moved
+                self._lease = turn
                 self._ledger.training.mark()
                 self._began = time.monotonic()
                 return Taken(turn, self._batches.fetch_whole(Cursor(self._epoch, turn * self._batches.global_batch)))

@@ -248,6 +248,7 @@ class Session:
             cursor = self._ledger.book.cursor
             if self._leasing is not None and cursor.epoch == self._leasing.finished_epoch:
                 cursor = self._ledger.book.cursor = Cursor(cursor.epoch + 1, 0)
+                self._ledger.book.num_scheduled = 0
             if cursor.epoch < first:
                 cursor = self._ledger.book.cursor = Cursor(first, 0)
             elif is_finished(cursor, self._batches.length):

@@ -113,9 +113,7 @@ class _Dense:
 
     def do(self, measure: str, number: int) -> None:
         lease = number * self._plan.num_workers + self._number
-        errand = Errand(
-            range(_num_ranges(self._plan)), push=Apply(0, lease, lease + 1, 1.0, _SETTINGS), pull=Need()
-        )
+        errand = Errand(range(_num_ranges(self._plan)), push=Apply(0, lease, lease + 1, 1.0, _SETTINGS), pull=Need())
         self._client.run(errand, self._pack, "push and pull")
 
     def _pack(self, request: Request) -> Parcel:

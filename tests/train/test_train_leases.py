@@ -1,0 +1,131 @@
+"""Training without a global step, on real servers: every sample counts once an epoch, whoever dies, comes or goes."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from table_trainers import LENGTH, STEPS, Case, alone, train
+from test_train_servers import check_nothing_left, settings_for
+from torch import nn
+
+from paceline.testing.rehearsal import Rehearsal
+from paceline.train.session import Session
+
+torch.set_num_threads(1)
+
+ASYNC = Case("server", "adamw", consistency="async")
+
+
+def num_leases(run: Rehearsal) -> int:
+    with run.reader() as reader:
+        return len(reader.steps())
+
+
+def wait_for_leases(run: Rehearsal, count: int) -> None:
+    """Until these many more are done."""
+    wanted = num_leases(run) + count
+    run.wait_for(lambda: num_leases(run) >= wanted)
+
+
+def check_counts(run: Rehearsal, epochs: int) -> None:
+    """Each sample of each epoch once."""
+    with run.reader() as reader:
+        found: Counter[tuple[int, int]] = Counter()
+        for row in reader.steps():
+            found.update((row.epoch, row.position + offset) for offset in range(row.count))
+    assert found == Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(LENGTH)})
+
+
+def check_same_model(results: list[dict[str, Any]]) -> None:
+    for name in ("parameters", "rows", "steps", "schedule"):
+        assert all(result[name] == results[0][name] for result in results), name
+    assert len({result["scores"][-1] for result in results}) == 1
+
+
+@pytest.mark.parametrize("consistency", ["async", "bounded:2"])
+def test_every_sample_counts_once_and_the_model_learns(tmp_path: Path, consistency: str) -> None:
+    case = ASYNC._replace(consistency=consistency, epochs=8)
+    with Rehearsal(train, case, workers=3, folder=tmp_path, settings=settings_for(3, 2)) as run:
+        results = run.finish()
+        check_same_model(results)
+        check_counts(run, case.epochs)
+        assert results[0]["steps"] == results[0]["schedule"] == case.epochs * STEPS, "schedules count all leases"
+        assert sum(len(result["losses"]) for result in results) >= case.epochs * STEPS, "taken back in vain now and then"
+        assert results[0]["scores"][-1] < 0.5 * results[0]["scores"][0]
+        check_nothing_left(run)
+
+
+def test_bounded_by_nothing_is_one_after_the_other(tmp_path: Path) -> None:
+    """With a bound of 0 a lease sees all before it: what comes out is what one process comes to. But for a schedule: what
+    the body does to it is not known before it has run."""
+    case = ASYNC._replace(consistency="bounded:0", epochs=3, clip_norm=0.5, decay=1.0)
+    with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2, replicas=2)) as run:
+        results = run.finish()
+        check_same_model(results)
+        wanted = alone(case._replace(consistency="sync"))
+        for name, value in wanted["parameters"].items():
+            found = torch.tensor(results[0]["parameters"][name])
+            assert torch.allclose(found, torch.tensor(value), rtol=2e-4, atol=2e-5), name
+        for found_rows, wanted_rows in zip(results[0]["rows"], wanted["rows"], strict=True):
+            assert torch.allclose(torch.tensor(found_rows), torch.tensor(wanted_rows), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("consistency", ["async", "bounded:1"])
+def test_deaths_leaves_and_joins_lose_and_repeat_nothing(tmp_path: Path, consistency: str) -> None:
+    enough = tmp_path / "enough"
+    case = ASYNC._replace(consistency=consistency, pause_s=0.01, enough=str(enough))
+    with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2, replicas=2)) as run:
+        wait_for_leases(run, 4)
+        run.servers[0].send(signal.SIGKILL)
+        run.add_server()
+        run.wait_for(lambda: run.is_settled([1, 2]))
+        wait_for_leases(run, 4)
+        run.kill(0)
+        run.add()
+        run.wait_said(2, 2)
+        run.kill_coordinator()
+        run.kill(1)
+        run.start_coordinator()
+        run.add()
+        run.wait_said(3, 2)
+        run.terminate(2)
+        wait_for_leases(run, 4)
+        enough.touch()
+        (result,) = run.finish([3])
+        check_counts(run, result["steps"] // STEPS)
+        assert not run.events("lost ranges")
+        check_nothing_left(run)
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_stood(tmp_path: Path) -> None:
+    """In the middle of an epoch, with another number of servers and of workers."""
+    case = ASYNC._replace(epochs=4, pause_s=0.05)
+    with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2)) as run:
+        wait_for_leases(run, STEPS + 2)
+        run.ask("halt", "that is enough for today")
+        run.finish()
+        check_nothing_left(run)
+    with Rehearsal(train, case, workers=1, folder=tmp_path, settings=settings_for(1, 1)) as run:
+        (result,) = run.finish()
+        check_counts(run, case.epochs)
+        assert result["steps"] == case.epochs * STEPS
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    data = [(torch.zeros(2), torch.zeros(1))] * 8
+
+    def make(model: nn.Module, **options: Any) -> Session:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Session(model, optimizer, data=data, global_batch=4, **options)
+
+    with pytest.raises(ValueError, match="consistency='eventual': use 'sync', 'async', or 'bounded:K'"):
+        make(nn.Linear(2, 1), strategy="server", consistency="eventual")
+    with pytest.raises(ValueError, match="strategy='allreduce' does"):
+        make(nn.Linear(2, 1), consistency="async")
+    with pytest.raises(ValueError, match="batch normalisation"):
+        make(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)), strategy="server", consistency="async")
