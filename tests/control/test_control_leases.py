@@ -228,3 +228,16 @@ def test_a_lower_lease_that_comes_goes_first_if_what_was_started_is_put_back() -
     assert worker.start() == 3
     assert not worker.has_lower()
     assert worker.num_held() == 2
+
+
+def test_a_desk_that_has_forgotten_believes_who_was_told_that_all_is_done() -> None:
+    """Else it would hand leases that a dead worker had done to somebody who has gone on, and all would wait."""
+    worker = hand(0, 1)
+    worker.hear(LeaseGrant(1, 2, "a", 0, (), is_finished=True))
+    desk = Desk()
+    desk.take(worker.report())
+    desk.take(LeaseReport("b", 0, worker.report().num_leases, wants=2))
+    assert {grant.member: (grant.leases, grant.is_finished) for grant in desk.grants(2)} == {
+        "a": ((), True),
+        "b": ((), True),
+    }

@@ -55,7 +55,9 @@ def test_every_sample_counts_once_and_the_model_learns(tmp_path: Path, consisten
         check_same_model(results)
         check_counts(run, case.epochs)
         assert results[0]["steps"] == results[0]["schedule"] == case.epochs * STEPS, "schedules count all leases"
-        assert sum(len(result["losses"]) for result in results) >= case.epochs * STEPS, "taken back in vain now and then"
+        assert sum(len(result["losses"]) for result in results) >= case.epochs * STEPS, (
+            "taken back in vain now and then"
+        )
         assert results[0]["scores"][-1] < 0.5 * results[0]["scores"][0]
         check_nothing_left(run)
 

@@ -34,7 +34,7 @@ class LeaseReport(msgspec.Struct, frozen=True):
     """All that matters of a worker's leases: those it holds, the one it is at (-1: none), those it has done and has not
     been told that they are remembered. `heard` is the number of the newest grant it knows, `wants` how many it would
     like to hold. The epoch has `num_leases` of `batch` samples, of which `begun` were done before the run was founded;
-    `length` samples in all."""
+    `length` samples in all. `is_finished`: it was told that all are done, and has gone on."""
 
     member: str
     epoch: int
@@ -46,6 +46,7 @@ class LeaseReport(msgspec.Struct, frozen=True):
     done: tuple[Done, ...] = ()
     batch: int = 1
     length: int = 0
+    is_finished: bool = False
     begun: LeaseSet = msgspec.field(default_factory=LeaseSet)
 
 
@@ -109,6 +110,8 @@ class Desk:
         news = [one for one in report.done if not self._done.has(self._epoch, one.lease)]
         for one in news:
             self._done.add(self._epoch, one.lease)
+        if report.is_finished:  # told so by a desk that knew more
+            self._done = LeaseSet(self._epoch, self._num_leases)
         held = set(report.held)
         for lease in [lease for lease, number in granted.items() if number <= report.heard and lease not in held]:
             self._let_go(report.member, lease)  # done, or put back
@@ -281,7 +284,7 @@ class Hand:
         self.is_finished = False
 
     def report(self) -> LeaseReport:
-        wants = 0 if self.is_leaving else self._num_ahead
+        wants = 0 if self.is_leaving or self.is_finished else self._num_ahead
         done = tuple(self._done[lease] for lease in sorted(self._done))
         return LeaseReport(
             self._member,
@@ -294,6 +297,7 @@ class Hand:
             done,
             self._batch,
             self._length,
+            self.is_finished,
             self._begun,
         )
 
@@ -306,7 +310,7 @@ class Hand:
         kept = [self._started] if self._started >= 0 else []
         self._held = sorted({*kept, *(lease for lease in grant.leases if lease not in self._done)})
         self.settled = max(self.settled, grant.settled)
-        self.is_finished = grant.is_finished
+        self.is_finished = self.is_finished or grant.is_finished
         self.is_stopped = grant.is_stopped
 
     def start(self) -> int:
