@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+# Imports once for all; each script then is the main module of a forked interpreter, which ends as one does.
+DRIVER = """
+import json, os, sys
+import torch, torch._dynamo, paceline.train.session
+
+script, folder, *endings = sys.argv[1:]
+started = {}
+for ending in endings:
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(f"{folder}/{ending}.err", os.O_WRONLY | os.O_CREAT), 2)
+        sys.argv = [script, ending, f"{folder}/{ending}"]
+        with open(script) as file:
+            source = file.read()
+        exec(compile(source, script, "exec"))
+        sys.exit()
+    started[ending] = pid
+codes = {ending: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for ending, pid in started.items()}
+print(json.dumps(codes), flush=True)
+"""
+
 SCRIPT = """
-import sys, time, torch, torch.nn.functional as F
+import os, sys, time, torch, torch.nn.functional as F
 from torch.utils.data import TensorDataset
 from paceline.train.session import LoaderOptions, Session
 from paceline.train.saving import Checkpoints
@@ -29,7 +52,8 @@ for epoch in session.epochs(1000 if ending == "signal" else 2):
     for batch in epoch:
         session.step(lambda x, y: F.cross_entropy(model(x), y), batch)
         if session.steps == 3:
-            print("three", flush=True)
+            if ending == "signal":
+                print(os.getpid(), flush=True)
             if ending == "error":
                 raise ArithmeticError("enough")
             if ending == "exit":
@@ -42,31 +66,22 @@ def test_every_ending_of_a_script_alone(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     # As many threads as torch takes by itself: loader workers are forked from a process that may have several.
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    started = {}
-    for ending in ("end", "error", "exit", "signal"):
-        command = [sys.executable, str(script), ending, str(tmp_path / ending)]
-        started[ending] = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    command = [sys.executable, "-c", DRIVER, str(script), str(tmp_path), "end", "error", "exit", "signal"]
+    driver = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        waiting = started["signal"]
-        assert waiting.stdout is not None
-        assert waiting.stdout.readline() == "three\n"
-        waiting.send_signal(signal.SIGTERM)
-        ended = {
-            ending: (process.communicate(timeout=100.0)[1], process.returncode) for ending, process in started.items()
-        }
+        assert driver.stdout is not None
+        os.kill(int(driver.stdout.readline()), signal.SIGTERM)
+        codes = json.loads(driver.communicate(timeout=100.0)[0])
     finally:
-        for process in started.values():
-            process.kill()
-            process.communicate()
-    assert {ending: code for ending, (_, code) in ended.items()} == {"end": 0, "error": 1, "exit": 3, "signal": 0}, (
-        ended
-    )
-    assert "ArithmeticError: enough" in ended["error"][0]
-    assert all(not text for ending, (text, _) in ended.items() if ending != "error"), ended
-    kept = {ending: list((tmp_path / ending).glob("*/")) for ending in ended}
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
+        driver.communicate()
+    said = {ending: (tmp_path / f"{ending}.err").read_text() for ending in codes}
+    assert codes == {"end": 0, "error": 1, "exit": 3, "signal": 0}, said
+    assert "ArithmeticError: enough" in said["error"]
+    # Also loader workers, forked from a process that has a session, end without a word.
+    assert all(not text for ending, text in said.items() if ending != "error"), said
+    kept = {ending: list((tmp_path / ending).glob("*/")) for ending in codes}
     assert kept["end"], "what came out is saved"
     assert kept["signal"]
     assert not kept["error"], "what a script in error leaves is not taken for its end"
-    assert ended["end"][0] == ""  # also loader workers, forked from a process that has a session, end without a word
