@@ -53,7 +53,7 @@ def _main(name: str, arguments: tuple[str, ...], output: str) -> None:
 
 
 def test_collectives_shows_sums_a_death_a_new_group_and_the_speed() -> None:
-    output = run_anew("collectives.py", "--rounds", "1", "--sizes", "1KB,1MB")
+    output = run_alone("collectives.py", "--rounds", "1", "--sizes", "1KB,1MB")
     assert "the mean of 0, 1, 2, 3 is 1.5" in output
     # Not by lines: without buffers a line and its end are two writes, and three processes write at once.
     assert len(re.findall(r"rank \d knows after [\d.]+ ms: member \S+ rank 2", output)) == 3
