@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import runpy
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +18,50 @@ import pytest
 import torch
 
 import paceline
+from paceline.testing.forking import fork_context
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def test_collectives_shows_sums_a_death_a_new_group_and_the_speed() -> None:
-    command = [sys.executable, str(EXAMPLES / "collectives.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the mean of 0, 1, 2, 3 is 1.5" in done.stdout
-    # Not by lines: without buffers a line and its end are two writes, and three processes write at once.
-    assert len(re.findall(r"rank \d knows after [\d.]+ ms: member \S+ rank 2", done.stdout)) == 3
-    assert "a new group of 3 works in the same processes" in done.stdout
-    assert "paceline auto, arena : gloo" in done.stdout
-
-
-def run_alone(name: str, *arguments: str) -> str:
+def run_anew(name: str, *arguments: str) -> str:
+    """As a person starts it."""
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def run_alone(name: str, *arguments: str) -> str:
+    """The same in a process that has imported torch already; `test_elastic` starts the same kind of script anew."""
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = fork_context().Process(target=_main, args=(name, arguments, output.name))
+        process.start()
+        process.join(110.0)
+        code = process.exitcode
+        process.kill()
+        process.join()
+        process.close()
+        said = output.read()
+    assert code == 0, said
+    return said
+
+
+def _main(name: str, arguments: tuple[str, ...], output: str) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.argv = [str(EXAMPLES / name), *arguments]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def test_collectives_shows_sums_a_death_a_new_group_and_the_speed() -> None:
+    output = run_alone("collectives.py", "--rounds", "1", "--sizes", "1KB,1MB")
+    assert "the mean of 0, 1, 2, 3 is 1.5" in output
+    # Not by lines: without buffers a line and its end are two writes, and three processes write at once.
+    assert len(re.findall(r"rank \d knows after [\d.]+ ms: member \S+ rank 2", output)) == 3
+    assert "a new group of 3 works in the same processes" in output
+    assert "paceline auto, arena : gloo" in output
 
 
 def test_digits_learns_alone() -> None:
@@ -69,6 +95,15 @@ def test_chargpt_learns_a_text_alone(tmp_path: Path) -> None:
     losses = [float(line.split()[-1]) for line in output.splitlines() if "validation loss" in line]
     assert len(losses) == 6
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_elastic_loses_a_worker_gains_one_and_no_sample_twice() -> None:
+    output = run_anew("elastic.py", "--short")
+    assert ">>> kill -9" in output
+    *_, accuracy, samples, outage = output.strip().splitlines()
+    assert float(accuracy.split()[2]) > 0.9
+    assert samples == "Samples: epochs 0 to 15: 1,500 samples in each epoch, each once."
+    assert outage.startswith("From the kill to the next step of the survivors: ")
 
 
 def run_with_servers(folder: Path, name: str, *arguments: str) -> str:
@@ -150,15 +185,6 @@ def test_clicks_ranks_by_area_under_the_curve() -> None:
     assert area(torch.tensor([0.4, 0.3, 0.2, 0.1]), labels) == 0.0
     assert area(torch.zeros(4), labels) == 0.5
     assert area(torch.tensor([0.1, 0.3, 0.2, 0.4]), labels) == 0.75
-
-
-def test_elastic_loses_a_worker_gains_one_and_no_sample_twice() -> None:
-    output = run_alone("elastic.py")
-    assert ">>> kill -9" in output
-    *_, accuracy, samples, outage = output.strip().splitlines()
-    assert float(accuracy.split()[2]) > 0.9
-    assert samples == "Samples: epochs 0 to 15: 1,500 samples in each epoch, each once."
-    assert outage.startswith("From the kill to the next step of the survivors: ")
 
 
 def test_every_example_is_tested_here() -> None:
