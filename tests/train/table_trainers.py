@@ -188,7 +188,11 @@ def check_close(result: dict[str, Any], wanted: dict[str, Any], *, what: str = "
         *((name, value, wanted["parameters"][name]) for name, value in result["parameters"].items()),
     ]:
         torch.testing.assert_close(
-            torch.tensor(found), torch.tensor(expected), rtol=2e-4, atol=2e-5, msg=lambda text: f"{what} {name}: {text}"
+            torch.tensor(found),
+            torch.tensor(expected),
+            rtol=2e-4,
+            atol=2e-5,
+            msg=lambda text, name=name: f"{what} {name}: {text}",
         )
 
 
