@@ -162,6 +162,7 @@ def test_a_run_goes_on_with_other_servers_and_another_strategy(tmp_path: Path) -
             assert isinstance(result, dict), result
             assert len(result["losses"]) == STEPS
             check_nothing_left(run)
+            assert not run.events("lost ranges")
     check_close(result, wanted)
 
 
