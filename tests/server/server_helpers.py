@@ -12,7 +12,7 @@ import torch
 
 from paceline.placement import evolving
 from paceline.placement.evolving import Heard
-from paceline.placement.placement import Placement
+from paceline.placement.placement import Placement, Replicas
 from paceline.placement.placing import Site, place
 from paceline.server.client import GroupClient
 from paceline.server.dense import Settings
@@ -99,7 +99,7 @@ class Group:
         sites = {name: Site(1.0, "host") for name in self.services if name not in leaving}
         return place([1] * NUM_RANGES, sites, self._num_replicas)
 
-    def _place(self, ranges: Sequence[evolving.Replicas]) -> None:
+    def _place(self, ranges: Sequence[Replicas]) -> None:
         named = {one.server for many in ranges for one in many.everybody()}
         cards = tuple(Card.of(self.endpoints[name]) for name in sorted(named))
         self.placement = Placement(self.placement.version + 1, 1, 1, cards, tuple(ranges))

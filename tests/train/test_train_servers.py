@@ -229,7 +229,7 @@ def test_servers_and_workers_come_and_go_at_random(tmp_path: Path, seed: int) ->
         workers, servers = [0, 1], [0, 1, 2]
         for _ in range(6):
             wait_for_steps(run, dice.randint(1, 4))
-            what = dice.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, "worker", "coordinator"))
+            what = dice.choice(("SIGKILL", "SIGTERM", "SIGSTOP", "worker", "coordinator"))
             if what == "worker":
                 run.kill(workers.pop(dice.randrange(2)))
                 run.add()
@@ -238,7 +238,7 @@ def test_servers_and_workers_come_and_go_at_random(tmp_path: Path, seed: int) ->
             if what == "coordinator":
                 run.kill_coordinator()
             server = servers.pop(dice.randrange(3))
-            run.servers[server].send(signal.SIGKILL if what == "coordinator" else signal.Signals(what))
+            run.servers[server].send(signal.SIGKILL if what == "coordinator" else signal.Signals[what])
             if what == "coordinator":
                 run.start_coordinator()
             run.add_server()

@@ -152,7 +152,8 @@ class Block:
 
     @property
     def num_bytes(self) -> int:
-        kept = (value for state in self._optimizer.state.values() for value in state.values() if value is not None)
+        states = self._optimizer.state.values()
+        kept: list[torch.Tensor] = [value for state in states for value in state.values() if value is not None]
         return self.values.nbytes + sum(value.nbytes for value in kept)
 
 
