@@ -67,17 +67,16 @@ def test_the_death_of_a_server_takes_nothing_back(num_replicas: int, moment: str
         group.stage(1)
         if moment == "idle":
             group.commit(1)
+        victim = group.placement.ranges[0].primary.server
         if moment == "committed":
-            in_time = in_thread(lambda: group.commit(1))
-            group.close(group.placement.ranges[0].primary.server)
-            group.move()
-            in_time.join()
+            worker = in_thread(lambda: group.commit(1))
+            group.close(victim)
         else:
-            group.close(group.placement.ranges[0].primary.server)
-            group.move()
-            group.commit(1)
+            group.close(victim)
+            worker = in_thread(lambda: group.commit(1))
+        group.settle()  # while the worker asks: what is being handed over is served by nobody until it is
+        worker.join()
         assert group.values(step=1) == {-1.0}
-        group.settle()
         group.stage(2)
         group.commit(2)
         assert group.values(step=2) == {-2.0}
@@ -89,7 +88,7 @@ def test_a_server_that_is_lost_without_a_replica_is_loaded_anew() -> None:
         group.stage(1)
         group.commit(1)
         group.close(group.placement.ranges[0].primary.server)
-        group.move()
+        group.settle()
         assert group.values() == {0.0, -1.0}
         assert group.num_loaded == 2
 
