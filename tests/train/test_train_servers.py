@@ -86,7 +86,9 @@ def test_batch_statistics_are_the_same_as_with_all_reduce(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "case", [Case("server", "adamw", clip_norm=1.0), Case("hybrid", "momentum")], ids=lambda c: c[0]
+    "case",
+    [Case("server", "adamw", clip_norm=1.0), pytest.param(Case("hybrid", "momentum"), marks=pytest.mark.soak)],
+    ids=lambda c: c[0],
 )
 def test_with_replicas_nothing_is_lost_by_deaths_leaves_and_joins(tmp_path: Path, case: Case) -> None:
     case = case._replace(epochs=9, pause_s=0.01)
