@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -99,6 +100,8 @@ def test_no_ids_give_no_rows() -> None:
 
 
 class Net(nn.Module):
+    users: Any
+
     def __init__(self, users: nn.Module) -> None:
         super().__init__()
         self.users = users
@@ -109,7 +112,7 @@ class Net(nn.Module):
         return out
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda found: torch.optim.SGD(found, lr=0.3),
     "adagrad": lambda found: torch.optim.Adagrad(found, lr=0.3),
 }
@@ -124,7 +127,8 @@ def train(model: nn.Module, session: Session, epochs: int = 3) -> list[float]:
     losses = []
     for epoch in session.epochs(epochs):
         for batch in epoch:
-            losses.append(session.step(lambda ids, y: F.mse_loss(model(ids), y.float()), batch))
+            loss = session.step(lambda ids, y: F.mse_loss(model(ids), y.float()), batch)
+            losses.append(loss)
     return losses
 
 
@@ -144,7 +148,7 @@ def test_training_alone_equals_torchs_embedding(name: str, micro_batch: int | No
     with session_of(other, OPTIMIZERS[name](other.parameters())) as session:
         expected = train(other, session)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected))
-    torch.testing.assert_close(rows, other.users.weight.detach())  # type: ignore[arg-type]
+    torch.testing.assert_close(rows, other.users.weight.detach())
     assert not torch.equal(rows, start)
 
 
@@ -157,7 +161,8 @@ def test_a_table_that_is_used_twice_adds_up_its_gradients() -> None:
             self.here, self.there = table, table
 
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return (self.here(ids) + self.there(ids)).sum(1)
+            out: torch.Tensor = (self.here(ids) + self.there(ids)).sum(1)
+            return out
 
     model = Twice()
     with session_of(model, torch.optim.SGD(model.parameters(), lr=0.25)) as session:
@@ -171,7 +176,7 @@ def test_a_table_that_is_used_twice_adds_up_its_gradients() -> None:
 
 def test_a_frozen_table_does_not_move() -> None:
     model = Net(Embedding(4))
-    model.users.weight.requires_grad_(False)  # type: ignore[union-attr]
+    model.users.weight.requires_grad_(False)
     with session_of(model, torch.optim.SGD(model.parameters(), lr=0.1)) as session:
         before = model.users(torch.arange(12)).detach().clone()
         train(model, session, 1)
@@ -204,7 +209,8 @@ def test_copies_state_and_pickles_of_a_model_also_in_a_session() -> None:
         train(model, session, 2)
         with torch.no_grad():
             rows = model.users(torch.arange(12))
-            assert torch.equal(average.module.users(torch.arange(12)), rows), "and those of later steps"
+            copied: Any = average.module
+            assert torch.equal(copied.users(torch.arange(12)), rows), "and those of later steps"
 
 
 def test_names_of_tables() -> None:
@@ -228,9 +234,12 @@ def test_names_of_tables() -> None:
     ],
 )
 def test_tables_that_a_session_refuses(make: Any, optimizer: Any, message: str) -> None:
-    with pytest.raises((ValueError, RuntimeError), match=message):
+    def attempt() -> None:
         model = nn.ModuleDict(make())
         session_of(model, optimizer([*model.parameters(), nn.Parameter(torch.zeros(2))], lr=0.1))
+
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        attempt()
 
 
 def test_a_table_in_no_optimizer_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def now(optimizer: torch.optim.Optimizer) -> Settings:
 
 
 def blocks_of(values: torch.Tensor, cuts: list[int], group: Settings) -> list[Block]:
-    return [Block(values[low:high].clone(), 0, group) for low, high in zip(cuts, cuts[1:], strict=False)]
+    return [Block(values[low:high].clone(), 0, group) for low, high in itertools.pairwise(cuts)]
 
 
 def unused_in(unused: set[int], low: int, high: int) -> list[tuple[int, int]]:

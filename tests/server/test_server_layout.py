@@ -85,7 +85,7 @@ def test_parts_that_are_none_and_names_that_nobody_has() -> None:
 def test_a_parameter_in_no_optimizer_is_named() -> None:
     lost = torch.nn.Parameter(torch.zeros(2))
     other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    with pytest.raises(ValueError, match="layer.weight is trained, but in no optimizer"):
+    with pytest.raises(ValueError, match=r"layer\.weight is trained, but in no optimizer"):
         lay_out({"layer.weight": lost}, [other], has_tables=False)
 
 

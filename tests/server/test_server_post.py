@@ -152,7 +152,7 @@ def test_a_memory_that_goes_while_it_is_shown_is_not_needed(kind: str) -> None:
                 ends.mine.remove(number)
             return found
 
-        ends.mine.find = vanishes  # type: ignore[method-assign]
+        ends.mine.find = vanishes  # type: ignore[method-assign, assignment]
         assert ends.post(tensor).tensors[0].tolist() == [4.0, 4.0]
 
 

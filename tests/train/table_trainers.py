@@ -191,8 +191,11 @@ def check_close(result: dict[str, Any], wanted: dict[str, Any], *, what: str = "
         ("items", result["rows"][1], wanted["rows"][1]),
         *((name, value, wanted["parameters"][name]) for name, value in result["parameters"].items()),
     ]:
-        found, expected = torch.tensor(found), torch.tensor(expected)
-        assert torch.allclose(found, expected, rtol=2e-4, atol=2e-5), f"{what} {name}: {found} is not {expected}"
+        try:
+            torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=2e-4, atol=2e-5)
+        except AssertionError as error:
+            error.add_note(f"{what} {name}")
+            raise
 
 
 def check_alike(results: list[dict[str, Any]]) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from table_trainers import STEPS, Case, alone, check_alike, check_close, train
+from torch import nn
 
 from paceline.checkpoint import newest_good
 from paceline.control.coordinator_events import Settings
+from paceline.nn import Embedding
 from paceline.testing.rehearsal import Rehearsal
+from paceline.train.session import Session
 
 torch.set_num_threads(1)
 
@@ -83,7 +86,9 @@ def test_batch_statistics_are_the_same_as_with_all_reduce(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "case", [Case("server", "adamw", clip_norm=1.0), Case("hybrid", "momentum")], ids=lambda c: c[0]
+    "case",
+    [Case("server", "adamw", clip_norm=1.0), pytest.param(Case("hybrid", "momentum"), marks=pytest.mark.soak)],
+    ids=lambda c: c[0],
 )
 def test_with_replicas_nothing_is_lost_by_deaths_leaves_and_joins(tmp_path: Path, case: Case) -> None:
     case = case._replace(epochs=9, pause_s=0.01)
@@ -158,6 +163,8 @@ def test_a_run_goes_on_with_other_servers_and_another_strategy(tmp_path: Path) -
             (result,) = run.finish()
             assert isinstance(result, dict), result
             assert len(result["losses"]) == STEPS
+            check_nothing_left(run)
+            assert not run.events("lost ranges")
     check_close(result, wanted)
 
 
@@ -168,21 +175,55 @@ def test_a_strategy_that_needs_servers_says_so_where_there_are_none(tmp_path: Pa
         assert "there are none: give --servers 1" in result.error
 
 
-def another_dim(case: Case) -> dict[str, Any]:
-    import table_trainers
+def refused(what: str) -> dict[str, Any]:
+    """What a session on servers says to a script that cannot work."""
+    model = nn.Sequential(Embedding(2), nn.Flatten(), nn.Linear(2, 1))
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    strategy: Any = "server"
+    if what == "unknown":
+        strategy = "servers"
+    elif what == "no tables":
+        strategy, model = "hybrid", nn.Sequential(nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    elif what == "LBFGS":
+        optimizer = torch.optim.LBFGS(model.parameters())
+    elif what == "custom":
+        optimizer = type("Mine", (torch.optim.SGD,), {})(model.parameters(), lr=0.1)
+    elif what == "RMSprop":
+        optimizer = torch.optim.RMSprop(model.parameters())
+    session = Session(model, optimizer, data=[(1, 1.0), (2, 2.0)], global_batch=1, strategy=strategy)
+    for epoch in session.epochs(2):
+        for batch in epoch:
+            session.step(lambda ids, y: model(ids.view(-1, 1)).sum(), batch)
+            if what == "added":
+                more = nn.Linear(1, 1)
+                model.add_module("3", more)
+                optimizer.add_param_group({"params": more.parameters()})
+    return {}
 
-    from paceline.nn import Embedding
 
-    table_trainers.Embedding = partial(Embedding, init="zeros")  # type: ignore[misc, assignment]
-    return train(case)
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("unknown", "ValueError: strategy='servers': use one of 'allreduce', 'server', 'hybrid'"),
+        ("no tables", "ValueError: strategy='hybrid' keeps tables on servers, and the model has none"),
+        ("LBFGS", "ValueError: LBFGS evaluates the loss several times"),
+        ("custom", "Mine"),
+        ("RMSprop", "ValueError: table '0' is in RMSprop, which has no rule for rows"),
+        ("added", "ValueError: 3.weight is trained since the session was made"),
+    ],
+)
+def test_scripts_that_cannot_work_on_servers_are_told_why(tmp_path: Path, what: str, message: str) -> None:
+    with Rehearsal(refused, what, workers=1, folder=tmp_path, settings=settings_for(1, 1)) as run:
+        run.exhausted = True
+        (result,) = run.finish()
+        assert message in result.error
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("PACELINE_SOAK_SEEDS", "6"))))
 def test_servers_and_workers_come_and_go_at_random(tmp_path: Path, seed: int) -> None:
-    import random
-
     dice = random.Random(seed)
     optimizer = ("adamw", "momentum", "adagrad and nadam")[seed % 3]
     case = Case(("server", "hybrid")[seed % 2], optimizer, 12, 0.01, clip_norm=(1.0, None)[seed // 2 % 2])
@@ -190,7 +231,7 @@ def test_servers_and_workers_come_and_go_at_random(tmp_path: Path, seed: int) ->
         workers, servers = [0, 1], [0, 1, 2]
         for _ in range(6):
             wait_for_steps(run, dice.randint(1, 4))
-            what = dice.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, "worker", "coordinator"))
+            what = dice.choice(("SIGKILL", "SIGTERM", "SIGSTOP", "worker", "coordinator"))
             if what == "worker":
                 run.kill(workers.pop(dice.randrange(2)))
                 run.add()
@@ -199,7 +240,7 @@ def test_servers_and_workers_come_and_go_at_random(tmp_path: Path, seed: int) ->
             if what == "coordinator":
                 run.kill_coordinator()
             server = servers.pop(dice.randrange(3))
-            run.servers[server].send(signal.SIGKILL if what == "coordinator" else signal.Signals(what))
+            run.servers[server].send(signal.SIGKILL if what == "coordinator" else signal.Signals[what])
             if what == "coordinator":
                 run.start_coordinator()
             run.add_server()

@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.control.coordinator_events import Standing
 from paceline.control.roster import Fate, Record
+from paceline.placement.placement import Placement
 
 _REASON = "its run ended before it, and was resumed without it"
 
@@ -31,10 +32,15 @@ def reopened(remembered: Mapping[str, bytes], applied: int) -> dict[str, bytes]:
         pending=None,
         facts=None,
         parameters=(),
+        ranges=(),
         over="",
         reason="",
         halting="",
         fence=max(standing.fence, standing.newest + 1),
         reached=max(standing.reached, applied),
     )
+    if "placement" in remembered:  # its servers are gone too; versions go on counting
+        placement = msgspec.msgpack.decode(remembered["placement"], type=Placement)
+        placement = msgspec.structs.replace(placement, cards=(), ranges=())
+        changes["placement"] = msgspec.msgpack.encode(placement)
     return {**changes, "standing": msgspec.msgpack.encode(standing)}

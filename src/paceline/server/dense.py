@@ -163,8 +163,9 @@ class Block:
 
     @property
     def num_bytes(self) -> int:
-        kept = (value for state in self._optimizer.state.values() for value in state.values() if value is not None)
-        return int(self.values.nbytes + sum(value.nbytes for value in kept))
+        states = self._optimizer.state.values()
+        kept: list[torch.Tensor] = [value for state in states for value in state.values() if value is not None]
+        return self.values.nbytes + sum(value.nbytes for value in kept)
 
 
 def joined(name: str, values: Sequence[torch.Tensor | None], lengths: Sequence[int]) -> torch.Tensor:

@@ -143,7 +143,10 @@ class Service:
 
     def _wait_for_replicas(self, outcome: Outcome, deadline: Deadline) -> Answer:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._keeper.is_released(outcome.waits), deadline.remaining_s()):
+            self._changed.wait_for(
+                lambda: self._is_closed or self._keeper.is_released(outcome.waits), deadline.remaining_s()
+            )
+            if not self._keeper.is_released(outcome.waits):
                 raise deadline.error(f"the replicas {', '.join(outcome.waits)} to take what was pushed")
             return self._keeper.finish(outcome)
 

@@ -39,7 +39,9 @@ class Tables:
     # -- training ----------------------------------------------------------------------------------------------------
 
     def check(self, rows: Rows, parcel: Parcel) -> None:
-        self._table(rows.table).check(parcel.tensors[rows.ids], parcel.tensors[rows.rows])
+        """Where no rows are held, none of these will be applied: the worker is told that they are not here."""
+        if self.held:
+            self._table(rows.table).check(parcel.tensors[rows.ids], parcel.tensors[rows.rows])
 
     def update(
         self,
@@ -72,6 +74,8 @@ class Tables:
             yield name, pairs[0] if len(pairs) == 1 else _merged(pairs)
 
     def pull(self, parcel: Parcel, ranges: set[int]) -> None:
+        if not ranges & self.held:
+            return
         for want in parcel.detail.row_wants:
             ids, out = parcel.tensors[want.ids], parcel.wanted[want.rows]
             table = self._table(want.table)
