@@ -42,9 +42,11 @@ def check_counts(run: Rehearsal, epochs: int) -> None:
 
 
 def check_same_model(results: list[dict[str, Any]]) -> None:
-    for name in ("parameters", "rows", "steps", "schedule"):
+    for name in ("parameters", "rows", "steps"):
         assert all(result[name] == results[0][name] for result in results), name
     assert len({result["scores"][-1] for result in results}) == 1
+    # Who had no lease at all has not seen what the body does to a schedule.
+    assert len({result["schedule"] for result in results if result["losses"]}) == 1
 
 
 @pytest.mark.parametrize("consistency", ["async", "bounded:2"])
@@ -54,7 +56,8 @@ def test_every_sample_counts_once_and_the_model_learns(tmp_path: Path, consisten
         results = run.finish()
         check_same_model(results)
         check_counts(run, case.epochs)
-        assert results[0]["steps"] == results[0]["schedule"] == case.epochs * STEPS, "schedules count all leases"
+        assert results[0]["steps"] == case.epochs * STEPS
+        assert {result["schedule"] for result in results if result["losses"]} == {case.epochs * STEPS}
         assert sum(len(result["losses"]) for result in results) >= case.epochs * STEPS, (
             "taken back in vain now and then"
         )
@@ -63,8 +66,8 @@ def test_every_sample_counts_once_and_the_model_learns(tmp_path: Path, consisten
 
 
 def test_bounded_by_nothing_is_one_after_the_other(tmp_path: Path) -> None:
-    """With a bound of 0 a lease sees all before it: what comes out is what one process comes to. But for a schedule: what
-    the body does to it is not known before it has run."""
+    """With a bound of 0 a lease sees all before it: what comes out is what one process comes to. But for a schedule:
+    what the body does to it is not known before it has run."""
     case = ASYNC._replace(consistency="bounded:0", epochs=3, clip_norm=0.5, decay=1.0)
     with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2, replicas=2)) as run:
         results = run.finish()

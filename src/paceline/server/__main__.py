@@ -25,13 +25,18 @@ NO_TICKET = 2
 _asked_to_leave = threading.Event()
 
 
+def _end(_: int, __: FrameType | None) -> None:
+    """Nothing is held here yet."""
+    sys.exit(0)
+
+
 def _leave(_: int, __: FrameType | None) -> None:
     _asked_to_leave.set()
 
 
 def main() -> int:
     # Before the heavy imports: until then a request to leave would look like a death.
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's affair
     ticket = tickets.inherited()
     if ticket is None:
@@ -45,6 +50,7 @@ def main() -> int:
 def _serve(ticket: Ticket, parent: int) -> int:
     from paceline.server.member import ServerProcess
 
+    signal.signal(signal.SIGTERM, _leave)
     process = ServerProcess(ticket)
     poll = select.poll()
     poll.register(parent, select.POLLIN)

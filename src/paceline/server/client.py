@@ -99,8 +99,8 @@ class GroupClient:
         errand: Errand,
         pack: Pack,
         what: str,
-        *,
         seconds: float = ERRAND_S,
+        *,
         is_enough: Callable[[], bool] | None = None,
     ) -> None:
         """Do an errand; `pack` gives the parcel of each request. What was wanted is there when this returns, unless
