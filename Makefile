@@ -21,7 +21,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# Against Gloo, and against MPI where it is installed (Debian: openmpi-bin; PyPI: impi-rt). Not part of `make test`: it measures.
+# Against Gloo, RPC, Ray and Redis, and MPI, where they are installed (Debian: openmpi-bin, redis-server; PyPI: impi-rt). Not part of `make test`: it measures.
 bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,bench]"
 	$(BIN)/paceline bench allreduce --json benchmarks/results/allreduce-2.json --plot benchmarks/results/allreduce-2.png
@@ -29,6 +29,9 @@ bench: $(READY)
 	$(BIN)/paceline bench shares --json benchmarks/results/shares.json
 	$(BIN)/paceline bench shares --work timed --json benchmarks/results/shares-timed.json
 	$(BIN)/paceline bench shares --speeds 1,1 --rounds 7 --change-every 0 --no-ddp --json benchmarks/results/shares-equal.json
+	$(BIN)/paceline bench server --json benchmarks/results/server-dense.json
+	$(BIN)/paceline bench server --work sparse --json benchmarks/results/server-sparse.json
+	$(BIN)/python benchmarks/index.py --json benchmarks/results/index.json
 	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/deaths.py
 	$(BIN)/python benchmarks/aborts.py
@@ -40,10 +43,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/control.py
 
-# Random fault schedules of the control machines; a failing one is printed as the command that replays it.
+# Random fault schedules of the control machines and of servers; a failing one is printed as the command that replays it.
 SEEDS ?= 100000
 simulate: $(READY)
 	$(BIN)/python -m paceline.testing.simulate --seeds $(SEEDS)
+	$(BIN)/python -m paceline.testing.simulate --servers --seeds $(SEEDS)
 
 # Longer than a test may take: thousands of operations, deaths and re-formed groups.
 soak: $(READY)
