@@ -18,7 +18,7 @@ from paceline.watch import status
 from paceline.watch.follower import Follower
 from paceline.watch.lines import progress_line
 from paceline.watch.look import Look, look_at
-from paceline.watch.servers import in_one_line
+from paceline.watch.servers import in_one_line, staleness_of
 from paceline.watch.summary import summarise
 
 WORKER, FIRST, SECOND = "aaaaaaaaaaaaaaaa", "cccccccccccccccc", "dddddddddddddddd"
@@ -92,6 +92,7 @@ def test_what_the_json_says_of_roles(tmp_path: Path) -> None:
         "num_keys": 600_000,
         "num_bytes": 170_000_000,
         "busy": 0.35,
+        "staleness": {},
     }
     assert members[SECOND]["label"] is None, "it was started elsewhere"
 
@@ -130,3 +131,8 @@ def test_the_end_counts_workers_and_servers(tmp_path: Path, monkeypatch: pytest.
             lines = summarise(reader)
     assert "members: 2 workers and 3 servers took part, 1 left before the end, 2 lost" in lines
     assert sum("killed)" in line for line in lines) == 0, "the loss of a server is no outage"
+
+
+def test_staleness_is_told_by_how_many_updates_came_between() -> None:
+    assert staleness_of("5,3,0,1") == {"0": 5, "1": 3, "2-3": 0, "4-7": 1}
+    assert staleness_of("") == {}

@@ -41,7 +41,7 @@ CREATE TABLE members(
     member TEXT PRIMARY KEY, agent TEXT, pid INTEGER, host TEXT, rank INTEGER, share INTEGER, phase TEXT, fate TEXT,
     reason TEXT, generation INTEGER, applied INTEGER, samples_per_s REAL, step_s REAL, starved REAL,
     role TEXT, ranges INTEGER, backups INTEGER, arriving INTEGER, num_keys INTEGER, num_bytes INTEGER, busy REAL,
-    joined REAL, updated REAL);
+    staleness TEXT, joined REAL, updated REAL);
 CREATE TABLE steps(
     operation INTEGER PRIMARY KEY, time REAL, generation INTEGER, epoch INTEGER, position INTEGER, count INTEGER,
     loss REAL, seconds REAL, founding INTEGER, times_done INTEGER);
@@ -63,13 +63,14 @@ WHERE excluded.founding >= founding
 _EVENT = "INSERT INTO events(time, term, kind, member, text) VALUES(?, ?, ?, ?, ?)"
 
 _MEMBER = """
-INSERT INTO members VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO members VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT(member) DO UPDATE SET
     rank = excluded.rank, share = excluded.share, phase = excluded.phase, fate = excluded.fate,
     reason = excluded.reason, generation = excluded.generation, applied = excluded.applied,
     samples_per_s = excluded.samples_per_s, step_s = excluded.step_s, starved = excluded.starved,
     ranges = excluded.ranges, backups = excluded.backups, arriving = excluded.arriving,
-    num_keys = excluded.num_keys, num_bytes = excluded.num_bytes, busy = excluded.busy, updated = excluded.updated
+    num_keys = excluded.num_keys, num_bytes = excluded.num_bytes, busy = excluded.busy,
+    staleness = excluded.staleness, updated = excluded.updated
 """
 
 
@@ -81,7 +82,8 @@ class MemberState(NamedTuple):
     """A member as the coordinator sees it; `joined` and `updated` are added when it is written.
 
     Of a server: how many ranges it is primary of, of how many it is a backup, how many are on their way to it, the
-    keys and bytes it holds (copies included), and which part of the time it is busy."""
+    keys and bytes it holds (copies included), which part of the time it is busy, and how stale pushes were (as in
+    `Serving`, by comma)."""
 
     member: str
     agent: str
@@ -104,6 +106,7 @@ class MemberState(NamedTuple):
     num_keys: int = 0
     num_bytes: int = 0
     busy: float = 0.0
+    staleness: str = ""
 
 
 class Happening(NamedTuple):

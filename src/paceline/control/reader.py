@@ -59,6 +59,7 @@ class MemberRow(msgspec.Struct, frozen=True):
     num_keys: int
     num_bytes: int
     busy: float
+    staleness: str
     joined: float
     updated: float
 

@@ -199,4 +199,5 @@ def _with_holdings(state: MemberState, record: Record, holdings: Mapping[str, _H
         num_keys=serving.num_keys,
         num_bytes=serving.num_bytes,
         busy=round(serving.busy, 2),
+        staleness=",".join(map(str, serving.staleness)),
     )

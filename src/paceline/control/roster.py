@@ -67,7 +67,7 @@ class Record:
     def _essence(self) -> Report:
         serving = self.report.serving
         if serving is not None:  # figures are for people
-            serving = msgspec.structs.replace(serving, num_keys=0, num_bytes=0, busy=0.0)
+            serving = msgspec.structs.replace(serving, num_keys=0, num_bytes=0, busy=0.0, staleness=())
         return msgspec.structs.replace(
             self.report, number=0, term=0, applied=min(self.report.applied, 0), placement=0, serving=serving
         )

@@ -66,6 +66,7 @@ class GroupClient:
         self._memories = Memories()
         self._memories.add(self._memory)
         self._lines: dict[str, Postbox] = {}
+        self._seen: dict[str, int] = {}  # how many updates each server had made when it was last pulled from
 
     # -- memory and placement ----------------------------------------------------------------------------------------
 
@@ -129,7 +130,9 @@ class GroupClient:
         sent: dict[str, Parcel] = {}
         for server, request in errand.requests(placement).items():
             parcel = pack(request)
-            whole = msgspec.structs.replace(request, detail=msgspec.Raw(msgspec.msgpack.encode(parcel.detail)))
+            whole = msgspec.structs.replace(
+                request, seen=self._seen.get(server, -1), detail=msgspec.Raw(msgspec.msgpack.encode(parcel.detail))
+            )
             try:
                 line = self._line(server, placement)
                 line.send("request", whole, parcel.tensors, parcel.wanted, deadline=deadline)
@@ -148,6 +151,8 @@ class GroupClient:
             text = decode(letter.body, str)
             raise RequestRefused(f"{deadline.operation}: server {server} refused: {text}")
         answer = decode(letter.body, Answer)
+        if parcel.wanted:
+            self._seen[server] = answer.updates
         if parcel.detail.exports:
             parcel.answer = Parcel(decode(answer.detail, Detail), letter.tensors)
         else:

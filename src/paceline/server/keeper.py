@@ -466,7 +466,7 @@ class Keeper:
             {**answer.pulled, **moved},
             counted,
             answer.records,
-            answer.detail,
+            detail=answer.detail,
         )
 
     def _is_primary(self, number: int) -> bool:

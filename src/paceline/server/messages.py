@@ -86,7 +86,8 @@ class Need(msgspec.Struct, frozen=True, array_like=True):
 
 class Request(msgspec.Struct, frozen=True):
     """`version` is the placement that the worker goes by. `detail` describes the tensors that come along, and what is
-    to be pulled, for the store. `exports` asks for the whole state of the ranges."""
+    to be pulled, for the store. `exports` asks for the whole state of the ranges. `seen` is how
+    many updates the server had made when this worker last pulled, -1 if that is not known."""
 
     version: int
     ranges: tuple[int, ...]
@@ -94,19 +95,21 @@ class Request(msgspec.Struct, frozen=True):
     push: Push | None = None
     pull: Need | None = None
     exports: bool = False
+    seen: int = -1
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
 class Answer(msgspec.Struct, frozen=True):
     """`version` is the placement that the server goes by. Ranges that are not named are done. Where the step that a
     generation is about to do has been made already, of an earlier one's attempt, `counted` says of which. `records` say
-    what has been applied to ranges that were exported."""
+    what has been applied to ranges that were exported, `updates` how many updates the server has made."""
 
     version: int
     pushed: dict[int, Refusal] = {}
     pulled: dict[int, Refusal] = {}
     counted: dict[int, Commit] = {}
     records: dict[int, Record] = {}
+    updates: int = 0
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 

@@ -22,7 +22,7 @@ from paceline.control.messages import Serving
 from paceline.errors import PacelineError, WireError
 from paceline.placement.placement import Placement
 from paceline.server.keeper import Keeper, Outcome
-from paceline.server.messages import Acknowledged, Answer, Forward, Request
+from paceline.server.messages import Acknowledged, Answer, Apply, Forward, Request
 from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import Letter, Memories, Postbox
 from paceline.server.reaching import ROOM, reach
@@ -40,6 +40,7 @@ IDLE_S = 24 * 3600.0  # a worker may compute for long between two requests
 ANSWER_S = 60.0
 ADOPT_S = 30.0  # for a placement that another server knows already
 REDIAL_S = 0.05
+NUM_BUCKETS = 8  # of the histogram of staleness: 0, 1, 2 to 3, 4 to 7, ...
 
 
 class Service:
@@ -57,6 +58,8 @@ class Service:
         self._feeders: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
         self._busy_s = 0.0
+        self._num_updates = 0
+        self._staleness = [0] * NUM_BUCKETS
         self._looked = time.monotonic()
         self._is_closed = False
         endpoint.open_room(ROOM, self._welcome)
@@ -87,6 +90,7 @@ class Service:
                 self.store.num_keys,
                 self.store.num_bytes,
                 min(busy, 1.0),
+                tuple(self._staleness) if any(self._staleness) else (),
             )
 
     # -- workers -----------------------------------------------------------------------------------------------------
@@ -137,9 +141,18 @@ class Service:
             began = time.monotonic()
             self.store.check(parcel)
             outcome = self._keeper.serve(request, parcel)
+            if isinstance(request.push, Apply):
+                self._count(request)
             self._busy_s += time.monotonic() - began
             self._changed.notify_all()
         return outcome
+
+    def _count(self, request: Request) -> None:
+        """How many updates came between what this one was computed with and itself."""
+        if request.seen >= 0:
+            missed = max(0, self._num_updates - request.seen)
+            self._staleness[min(missed.bit_length(), NUM_BUCKETS - 1)] += 1
+        self._num_updates += 1
 
     def _wait_for_replicas(self, outcome: Outcome, deadline: Deadline) -> Answer:
         with self._changed:
@@ -148,7 +161,7 @@ class Service:
             )
             if not self._keeper.is_released(outcome.waits):
                 raise deadline.error(f"the replicas {', '.join(outcome.waits)} to take what was pushed")
-            return self._keeper.finish(outcome)
+            return msgspec.structs.replace(self._keeper.finish(outcome), updates=self._num_updates)
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,28 @@ def in_one_line(servers: Sequence[MemberRow]) -> str:
     return ", ".join(parts)
 
 
+def staleness_of(text: str) -> dict[str, int]:
+    """How many pushes were made so many updates after what they were computed with."""
+    counts = [int(part) for part in text.split(",") if part]
+    return {_bucket(number): count for number, count in enumerate(counts)}
+
+
+def _bucket(number: int) -> str:
+    low, high = (number, number) if number < 2 else (1 << number - 1, (1 << number) - 1)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _most_stale(text: str) -> str:
+    """Up to how many updates nine tenths of the pushes were behind."""
+    counts = staleness_of(text)
+    total, seen = sum(counts.values()), 0
+    for bucket, count in counts.items():
+        seen += count
+        if total and seen >= 0.9 * total:
+            return f"{bucket} (9 of 10)"
+    return words.NOT_KNOWN
+
+
 def server_table(servers: Sequence[MemberRow], names: Names, width: int, most: int) -> Table:
     """A line for each server up to `most`, those that live first."""
     servers = sorted(servers, key=lambda row: (bool(row.fate), names.short(row.member)))
@@ -40,7 +62,7 @@ def server_table(servers: Sequence[MemberRow], names: Names, width: int, most: i
     if width >= VERY_NARROW:
         columns += ["backups", "memory"]
     if width >= NARROW:
-        columns += ["busy", "host", "pid"]
+        columns += ["busy", *(["staleness"] if any(row.staleness for row in servers) else []), "host", "pid"]
     on_the_left = ("server", "state", "host")
     for name in columns:
         side = "left" if name in on_the_left else "right"
@@ -54,6 +76,7 @@ def server_table(servers: Sequence[MemberRow], names: Names, width: int, most: i
             "backups": f"{row.backups:,}",
             "memory": words.size(row.num_bytes),
             "busy": f"{row.busy:.0%}",
+            "staleness": _most_stale(row.staleness),
             "host": Text(words.one_line(row.host, 40)),
             "pid": str(row.pid),
         }

@@ -20,6 +20,7 @@ from paceline.watch import servers, sharing, words
 from paceline.watch.live import event_line, header, sharing_lines, state_of, worker_table
 from paceline.watch.look import STILL, Look, look_at
 from paceline.watch.names import Names
+from paceline.watch.servers import staleness_of
 
 MAX_MEMBERS = 20
 MAX_EVENTS = 10
@@ -134,6 +135,7 @@ def _serving(server: MemberRow) -> dict[str, Any]:
         "num_keys": server.num_keys,
         "num_bytes": server.num_bytes,
         "busy": _finite(server.busy),
+        "staleness": staleness_of(server.staleness),
     }
 
 
