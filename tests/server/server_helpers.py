@@ -92,8 +92,11 @@ class Group:
             threading.Event().wait(0.002)
 
     def _is_at_rest(self, *leaving: str) -> bool:
-        wanted = [tuple(sorted(homes)) for homes in self._goal(*leaving)]
-        return [tuple(sorted(one.server for one in many.everybody())) for many in self.placement.ranges] == wanted
+        for many, homes in zip(self.placement.ranges, self._goal(*leaving), strict=True):
+            backups = {one.server for one in many.backups}
+            if (many.primary.server, backups) != (homes[0], set(homes[1:])) or many.joining or many.handing:
+                return False
+        return True
 
     def _goal(self, *leaving: str) -> list[tuple[str, ...]]:
         sites = {name: Site(1.0, "host") for name in self.services if name not in leaving}

@@ -114,6 +114,18 @@ def test_what_was_pushed_for_other_ranges_than_are_served_is_left_alone() -> Non
     assert out[PARTITIONS.of(IDS) != 2].eq(7.0).all(), "nor are they answered for"
 
 
+def test_a_server_that_has_dense_ranges_only_leaves_rows_alone() -> None:
+    """A newcomer that is brought up: its first range is a dense one, and its primary forwards pushes as they came."""
+    store = TensorStore()
+    store.restore(0, loaded().snapshot(0))
+    store.stage([0], Stage(1, 1, 0), push({0: torch.ones(3)}, IDS))
+    store.commit([0], Commit(1, 1, 1, 10.0, SETTINGS))
+    assert values_of(store, 0) == [-1.0, 0.0, 1.0]
+    store.apply([0], Apply(0, 1, 1, 10.0, SETTINGS), push({0: torch.ones(3)}, IDS))
+    assert values_of(store, 0) == [-2.0, -1.0, 0.0]
+    assert store.num_keys == 0
+
+
 def test_a_range_moves_with_rows_state_and_what_is_staged() -> None:
     store = loaded()
     store.apply(EVERYTHING, Apply(0, 1, 1, 1.0, SETTINGS), push({0: torch.ones(3), 1: torch.ones(3)}, IDS))

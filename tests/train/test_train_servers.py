@@ -13,7 +13,7 @@ import torch
 from table_trainers import STEPS, Case, alone, check_alike, check_close, train
 from torch import nn
 
-from paceline.checkpoint import newest_good
+from paceline.checkpoint import find
 from paceline.control.coordinator_events import Settings
 from paceline.nn import Embedding
 from paceline.testing.rehearsal import Rehearsal
@@ -139,9 +139,11 @@ def test_without_replicas_what_a_server_had_goes_back_to_the_checkpoint_and_the_
 ) -> None:
     case = Case(strategy, "adamw", epochs=5, pause_s=0.005, every_steps=2)
     with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2)) as run:
-        run.wait_for(lambda: newest_good(tmp_path / "checkpoints") is not None)
+        run.wait_for(lambda: find(tmp_path / "checkpoints"))
         wait_for_steps(run, 1)
-        run.servers[0].send(signal.SIGKILL)
+        first = run.placement().ranges[0].primary.server  # the server of the first range, a dense one if any is
+        (pid,) = (row["pid"] for row in run.ask("status")["members"] if row["member"] == first)
+        os.kill(pid, signal.SIGKILL)
         run.add_server()
         wait_for_steps(run, 3)
         results = run.finish()
@@ -151,7 +153,8 @@ def test_without_replicas_what_a_server_had_goes_back_to_the_checkpoint_and_the_
         (lost,) = run.events("lost ranges")
         assert "no server that lives has them" in lost
         told = [text for text in run.events("warning") if "a server was lost" in text]
-        assert "parts of the tables' rows" in told[0]
+        assert "parts of the tables' rows" in " ".join(told)
+        assert all("go back to the last checkpoint" in text for text in told)
         assert ("what optimizers kept" in " ".join(told)) is (strategy == "server")
 
 

@@ -96,8 +96,8 @@ class Tables:
         """Which ids are in these ranges; None for all of them, as it is while nothing moves. A parcel may have ids of
         ranges that are not held here: they moved meanwhile, or another server backs them up."""
         partitions = self._partitions
-        if partitions is None:
-            return None
+        if partitions is None:  # dense ranges are all that is here, and what was pushed to them came with rows
+            return torch.zeros(len(ids), dtype=torch.bool)
         mine = torch.zeros(partitions.count, dtype=torch.bool)
         mine[[number - partitions.first for number in ranges if partitions.has(number)]] = True
         if bool(mine.all()):
