@@ -120,9 +120,9 @@ def test_a_server_that_has_dense_ranges_only_leaves_rows_alone() -> None:
     store.restore(0, loaded().snapshot(0))
     store.stage([0], Stage(1, 1, 0), push({0: torch.ones(3)}, IDS))
     store.commit([0], Commit(1, 1, 1, 10.0, SETTINGS))
-    assert values_of(store, 0) == [-1.0, 0.0, 1.0]
+    assert values_of(store, 0) == pytest.approx([-1.0, 0.0, 1.0], abs=1e-6)
     store.apply([0], Apply(0, 1, 1, 10.0, SETTINGS), push({0: torch.ones(3)}, IDS))
-    assert values_of(store, 0) == [-2.0, -1.0, 0.0]
+    assert values_of(store, 0) == pytest.approx([-2.0, -1.0, 0.0], abs=1e-6)
     assert store.num_keys == 0
 
 
