@@ -12,7 +12,7 @@ import torch
 
 import paceline
 from paceline.control.client import MemberClient
-from paceline.control.member_events import Adopt, Exit, Leave, Ready
+from paceline.control.member_events import Adopt, Exit, Fail, Leave, Ready
 from paceline.control.messages import Introduction, Verdict
 from paceline.control.serving_member import Served, ServerMember
 from paceline.control.ticket import Ticket
@@ -35,7 +35,7 @@ class ServerProcess:
         self.verdict: Exit | None = None
         self._decided = threading.Event()
         self._endpoint = Endpoint(credentials, host=own_address(ticket.host, ticket.address), tls=ticket.tls)
-        self._service = Service(self._endpoint, self.tell)
+        self._service = Service(self._endpoint, self.tell, self._failed)
         self._client: MemberClient[ServerMember] | None = None
         self._client = MemberClient(
             ticket, ServerMember(identity.member), credentials, self._act, on_orphaned=self._orphaned
@@ -61,6 +61,12 @@ class ServerProcess:
         elif isinstance(action, Exit):
             self.verdict = action
             self._decided.set()
+
+    def _failed(self, cause: str) -> None:
+        if self._client is not None:
+            self._client.post(Fail(cause))
+        self.verdict = Exit(Verdict.FAILED, cause)
+        self._decided.set()
 
     def _orphaned(self) -> None:
         self.verdict = Exit(Verdict.EVICTED, "the coordinator is gone")

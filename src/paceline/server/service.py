@@ -43,16 +43,24 @@ REDIAL_S = 0.05
 NUM_BUCKETS = 8  # of the histogram of staleness: 0, 1, 2 to 3, 4 to 7, ...
 
 
+def _ignore(_: str) -> None:
+    """For services that are not a process."""
+
+
 class Service:
     """Serves from when it is made until `close`. `on_change` is called, without the lock, when what the coordinator
-    should know may have changed."""
+    should know may have changed; `on_failure` when this server must end: it is not what it is taken for."""
 
-    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, on_change: Callable[[], None], on_failure: Callable[[str], None] = _ignore
+    ) -> None:
         self._endpoint = endpoint
         self._me = endpoint.credentials.identity.member
         self.store = TensorStore()
         self._keeper = Keeper(self._me, self.store)
         self._on_change = on_change
+        self._on_failure = on_failure
+        self._has_failed = False
         self._changed = threading.Condition()
         self._memories = Memories()
         self._feeders: dict[str, threading.Thread] = {}
@@ -173,8 +181,17 @@ class Service:
             )
             if not known or self._is_closed:
                 raise deadline.error(f"placement {forward.version}, which {sender} knows already")
+            if self._has_failed:
+                raise WireError("this replica has failed")
             began = time.monotonic()
-            message = self._keeper.take(sender, forward, parcel)
+            try:
+                message = self._keeper.take(sender, forward, parcel)
+            except Exception as error:
+                # What the primary has made is not here: this server must not be taken for one that has it.
+                self._has_failed = True
+                logger.exception("a change of %s could not be made", sender)
+                self._on_failure(f"a change that server {sender} made could not be made here: {error}")
+                raise WireError("this replica has failed") from error
             self._busy_s += time.monotonic() - began
         if forward.snapshot:
             self._on_change()
