@@ -320,7 +320,9 @@ def test_paceline_is_measured_against_gloo(leaves_nothing: None) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", ["paceline", "gloo", "openmpi", "impi"])
+@pytest.mark.parametrize(
+    "name", ["paceline", "gloo", *(pytest.param(name, marks=pytest.mark.soak) for name in ("openmpi", "impi"))]
+)
 def test_worker_killed_in_the_middle_ends_everything(name: str, leaves_nothing: None) -> None:
     # Beside ours there is another crew, which has to end too.
     contenders = (OURS, GLOO) if name == "paceline" else (Contender(name),)

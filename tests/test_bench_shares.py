@@ -81,7 +81,10 @@ def test_relief_counts_the_steps_with_the_old_share() -> None:
 
 
 @pytest.mark.timeout(110)
-@pytest.mark.parametrize(("work", "obstacle"), [("cnn", ""), ("cnn", "asked for by this test"), ("timed", "")])
+@pytest.mark.parametrize(
+    ("work", "obstacle"),
+    [pytest.param("cnn", "", marks=pytest.mark.soak), ("cnn", "asked for by this test"), ("timed", "")],
+)
 def test_everything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, obstacle: str) -> None:
     """By quota where there is one, by sleep, and with timed work."""
     if obstacle:

@@ -7,7 +7,7 @@ import pytest
 from paceline.testing.serving import ServingWorld, Violation
 from paceline.testing.serving.mutations import MUTATIONS, Mutation
 
-SCHEDULES = 1_500
+SCHEDULES = 700  # `make simulate` runs many more
 BLOCKS = 10
 MOST_TRIES = 1_000
 

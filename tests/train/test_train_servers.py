@@ -53,7 +53,7 @@ UNEVEN = {"optimizer": "adagrad and nadam", "clip_norm": 0.5, "bad_step": 4, "fr
     [
         Case("server", "adamw"),
         Case("server", "momentum", **CLIPPED),  # type: ignore[arg-type]
-        Case("server", **UNEVEN),  # type: ignore[arg-type]
+        pytest.param(Case("server", **UNEVEN), marks=pytest.mark.soak),  # type: ignore[arg-type]
         Case("hybrid", "momentum", **CLIPPED),  # type: ignore[arg-type]
         Case("hybrid", **UNEVEN),  # type: ignore[arg-type]
         Case("allreduce", **UNEVEN),  # type: ignore[arg-type]
