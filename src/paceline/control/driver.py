@@ -138,7 +138,8 @@ class Driver:
         standing = self.machine.standing
         plans = [plan for plan in (standing.current, standing.pending) if plan and plan.generation > self._newest]
         self._counted += [row for action in actions if isinstance(action, Count) for row in action.rows]
-        if self._counted and changes:  # before it is remembered that they need not be said again
+        is_finished = any(isinstance(action, TellLeases) and action.grant.is_finished for action in actions)
+        if self._counted and (changes or is_finished):  # before anybody hears that they need not be said again
             self._journal.record(self._counted)
             self._counted = []
         if changes or happenings or plans:
