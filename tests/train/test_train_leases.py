@@ -80,6 +80,7 @@ def test_bounded_by_nothing_is_one_after_the_other(tmp_path: Path) -> None:
             assert torch.allclose(torch.tensor(found_rows), torch.tensor(wanted_rows), rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("consistency", ["async", "bounded:1"])
 def test_deaths_leaves_and_joins_lose_and_repeat_nothing(tmp_path: Path, consistency: str) -> None:
     enough = tmp_path / "enough"
@@ -107,6 +108,7 @@ def test_deaths_leaves_and_joins_lose_and_repeat_nothing(tmp_path: Path, consist
         check_nothing_left(run)
 
 
+@pytest.mark.soak
 def test_a_run_that_was_stopped_goes_on_where_it_stood(tmp_path: Path) -> None:
     """In the middle of an epoch, with another number of servers and of workers."""
     case = ASYNC._replace(epochs=4, pause_s=0.05)
