@@ -34,7 +34,7 @@ from paceline.control import ticket as tickets
 from paceline.control.coordinator_events import Settings
 from paceline.control.ticket import Ticket
 from paceline.data.loader import LoaderOptions
-from paceline.strategy import Synchronous, Notice
+from paceline.strategy import Notice, Synchronous
 from paceline.testing.coordinating import coordinator
 from paceline.testing.crew import Crew
 from paceline.train.session import Session
