@@ -83,7 +83,7 @@ def test_ids_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
     [
         (lambda: Embedding(0), "dim=0"),
         (lambda: Embedding(2.5), "dim=2.5"),  # type: ignore[arg-type]
-        (lambda: Embedding(2, evict_after=-1), "evict_after=-1"),
+        (lambda: Embedding(2, cache=-1), "cache=-1"),
         (lambda: EmbeddingBag(2, mode="median"), "mode='median'"),  # type: ignore[arg-type]
     ],
 )

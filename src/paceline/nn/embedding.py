@@ -35,9 +35,9 @@ class Source(Protocol):
 class Table(nn.Module):
     """What Embedding and EmbeddingBag have in common. `name` is that of the table: by default where the module is in
     the model. Equal names are one table. `rowwise` keeps one second moment a row (Adagrad, Adam) instead of one an
-    element. `admit_after` leaves ids without a row of their own until they have been seen so often, `evict_after`
-    forgets rows that had no gradient for so many steps; both make a training depend on its past in ways that equality
-    with one process does not cover."""
+    element. `admit_after` leaves ids without a row of their own until they have been seen so often, `cache`
+    lets a worker use a row again for so many steps without asking servers for it; with either, a training is not that
+    of one process to rounding."""
 
     weight: nn.Parameter
 
@@ -50,22 +50,20 @@ class Table(nn.Module):
         scale: float | None = None,
         rowwise: bool = False,
         admit_after: int = 0,
-        evict_after: int = 0,
         cache: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         if type(dim) is not int or dim < 1:
             raise ValueError(f"dim={dim!r}: a row has 1 number or more")
-        if evict_after < 0 or cache < 0:
-            raise ValueError(f"evict_after={evict_after} and cache={cache} must be 0 (never) or more steps")
+        if cache < 0:
+            raise ValueError(f"cache={cache} must be 0 (never) or more steps")
         self.dim = dim
         self.table_name = name
         self.init: Init = init
         self.scale = (1.0 if init == "normal" else dim**-0.5) if scale is None else scale
         self.rowwise = rowwise
         self.admit_after = admit_after
-        self.evict_after = evict_after
         self.cache = cache
         self.weight = nn.Parameter(torch.empty((0, dim), dtype=dtype))
         self._source: list[Source] = []  # in a list: a source is no part of the model

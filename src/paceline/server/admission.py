@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 
 from paceline.server.index import MAX_KEYS, KeyIndex
-from paceline.server.memory import Column, total_bytes
+from paceline.server.memory import Column
+from paceline.wire.memory import total_bytes
 
 
 class WaitingIds:

@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.server.memory import Column, Slots, advise_large_pages, check_available, reserve, total_bytes
+from paceline.server.memory import Column, Slots, advise_large_pages, check_available, reserve
+from paceline.wire.memory import total_bytes
 
 Keys = npt.NDArray[np.int64]
 # What a bucket holds.

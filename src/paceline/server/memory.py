@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-import os
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from paceline.wire.memory import available_bytes
 
 Slots = npt.NDArray[np.int64]
 
@@ -112,26 +112,6 @@ def check_available(num_bytes: int, what: str, spare_bytes: int = SPARE_BYTES) -
     available = max(0, available_bytes() - spare_bytes)
     if num_bytes > available:
         raise _out_of_memory(num_bytes, what, f"this machine has {available / 2**20:,.0f} MiB available")
-
-
-def total_bytes() -> int:
-    """The memory of this machine; no table can be larger."""
-    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-
-
-def available_bytes() -> int:
-    """What this process could still take: of the machine, and of its control group where that is less."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            available = min(available, int(limit) - int((group / "memory.current").read_text()))
-    except OSError:
-        return available
-    return max(0, available)
 
 
 def _out_of_memory(num_bytes: int, what: str, why: str) -> MemoryError:

@@ -28,9 +28,10 @@ from paceline.server.admission import WaitingIds
 from paceline.server.chunk import Chunk
 from paceline.server.index import MAX_KEYS, KeyIndex
 from paceline.server.initial import InitialRows
-from paceline.server.memory import SLAB, Column, Slots, total_bytes
+from paceline.server.memory import SLAB, Column, Slots
 from paceline.server.row_optimizers import Hyper
 from paceline.server.spec import TableSpec
+from paceline.wire.memory import total_bytes
 
 # Rows updated together take about this much: enough that calls cost little, so few that they stay in the cache until
 # they are written back.

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from paceline.server.chunk import Chunk
+from paceline.server.merging import merged
 from paceline.server.parcels import Detail, Packing, Parcel, Partitions, Rows, TableChunk, TableSettings
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
@@ -71,7 +72,7 @@ class Tables:
                 if len(ids):
                     pushed.setdefault(rows.table, []).append((ids, gradients))
         for name, pairs in pushed.items():
-            yield name, pairs[0] if len(pairs) == 1 else _merged(pairs)
+            yield name, merged(pairs)
 
     def pull(self, parcel: Parcel, ranges: set[int]) -> None:
         if not ranges & self.held:
@@ -168,11 +169,3 @@ class Tables:
 def pack_chunk(table: str, chunk: Chunk, packing: Packing) -> TableChunk:
     tensors = {"rows": packing.add(chunk.rows), **{name: packing.add(value) for name, value in chunk.state.items()}}
     return TableChunk(table, packing.add(chunk.ids), packing.add(chunk.versions), tensors)
-
-
-def _merged(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What several workers pushed, added up by id."""
-    ids, inverse = torch.unique(torch.cat([ids for ids, _ in pairs]), return_inverse=True)
-    gradients = torch.cat([values for _, values in pairs])
-    total = torch.zeros((len(ids), *gradients.shape[1:]), dtype=gradients.dtype)
-    return ids, total.index_add_(0, inverse, gradients)

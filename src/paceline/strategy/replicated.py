@@ -13,11 +13,12 @@ import torch
 
 from paceline.collective import Group
 from paceline.server.chunk import Chunk
+from paceline.server.merging import merged
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
 from paceline.server.spec import TableSpec
 from paceline.strategy.numerics import Examined
-from paceline.strategy.sparse import RowGradients, Sparse, merged
+from paceline.strategy.sparse import RowGradients, Sparse
 
 _CHUNK_ROWS = 1 << 16
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from paceline.nn.embedding import Table
+from paceline.server.merging import merged
 from paceline.server.parcels import TableSettings
 from paceline.server.spec import TableSpec
 
@@ -133,16 +134,6 @@ class _Handle:
 
     def rows(self, table: Table, ids: torch.Tensor) -> torch.Tensor:
         return self._sparse.rows(self._name, table, ids)
-
-
-def merged(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each id once, with the sum of its gradients, in the order given."""
-    if len(pairs) == 1:
-        return pairs[0]
-    ids, inverse = torch.unique(torch.cat([ids for ids, _ in pairs]), return_inverse=True)
-    gradients = torch.cat([values for _, values in pairs])
-    total = torch.zeros((len(ids), gradients.shape[1]), dtype=gradients.dtype)
-    return ids, total.index_add_(0, inverse, gradients)
 
 
 class _Place(NamedTuple):
