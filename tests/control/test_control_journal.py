@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -12,9 +13,12 @@ from control_helpers import card_of
 
 from paceline.control.folder import LOCK_FILE, FolderLock, FolderRefused, prepare, refuse_network, type_of_mount
 from paceline.control.journal import Happening, Journal, JournalError, MemberState
+from paceline.control.lease_set import LeaseSet
 from paceline.control.messages import Plan, Seat, Start
 from paceline.control.progress import MetricRow, StepRow
 from paceline.control.reader import RunReader
+from paceline.watch.audit import audit
+from paceline.watch.history import standing_steps
 from paceline.wire.identity import Identity
 
 MOUNTS = r"""
@@ -222,3 +226,29 @@ def test_a_full_disk_is_an_error_and_damages_nothing(small_disk: Path) -> None:
     again = Journal(small_disk)
     assert again.remembered()["plan"] == b"2"
     again.close()
+
+
+def test_leases_that_a_founding_began_with_stand_and_others_are_done_again(tmp_path: Path) -> None:
+    def lease(number: int, generation: int) -> StepRow:
+        return StepRow(number + 1, generation, 0, number * 8, 8, 1.0, 0.1)
+
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        journal.commit({}, plans=[plan(1, Start.FOUND)])
+        journal.record([lease(number, 1) for number in range(5)])
+        journal.commit({}, plans=[plan(2, Start.FOUND, 1)])
+        journal.adopt(2, LeaseSet(0, 1, {3}), 8)
+        journal.record([lease(number, 2) for number in (1, 2)])
+        with RunReader(tmp_path) as reader:
+            assert [row.operation for row in standing_steps(reader.steps(), reader.plans())] == [1, 2, 3, 4]
+        journal.record([lease(4, 2)])
+        with RunReader(tmp_path) as reader:
+            assert [(row.operation, row.times_done) for row in reader.steps()] == [
+                (1, 1),
+                (2, 2),
+                (3, 2),
+                (4, 1),
+                (5, 2),
+            ]
+            found = audit(reader.steps(), 40, 8)
+    assert found.is_exact
+    assert found.num_repeated_steps == 3

@@ -171,6 +171,17 @@ def test_what_is_remembered_and_what_was_begun_with_is_counted_once() -> None:
     assert epoch.held("a") == (4, 5)
 
 
+def test_a_run_that_is_founded_anew_counts_only_what_it_began_with() -> None:
+    before = Epoch(6, "a", "b", desk=Desk((0, 1)))
+    before.do("a")
+    before.do("b")
+    before.desk.forget()
+    assert before.desk.to_remember() is None
+    after = Epoch(6, "c", desk=before.desk, begun=lease_set({0, 2}))
+    assert [after.do("c") for _ in range(4)] == [1, 3, 4, 5]
+    assert after.hands["c"].is_finished
+
+
 @pytest.mark.parametrize("remembered", [(-1, 0), (0, 2)])
 def test_only_progress_is_remembered(remembered: tuple[int, int]) -> None:
     epoch = Epoch(9, "a", desk=Desk(remembered))

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from table_trainers import LENGTH, STEPS, Case, alone, train
+from table_trainers import BATCH, LENGTH, STEPS, Case, alone, train
 from test_train_servers import check_nothing_left, settings_for
 from torch import nn
 
 from paceline.testing.rehearsal import Rehearsal
 from paceline.train.session import Session
+from paceline.watch.audit import audit
 
 torch.set_num_threads(1)
 
@@ -38,7 +39,18 @@ def check_counts(run: Rehearsal, epochs: int) -> None:
         found: Counter[tuple[int, int]] = Counter()
         for row in reader.steps():
             found.update((row.epoch, row.position + offset) for offset in range(row.count))
+        audited = audit(reader.steps(), LENGTH, BATCH)
     assert found == Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(LENGTH)})
+    assert audited.is_exact, audited.details
+
+
+def check_equals_alone(result: dict[str, Any], case: Case) -> None:
+    wanted = alone(case._replace(consistency="sync"))
+    for name, value in wanted["parameters"].items():
+        found = torch.tensor(result["parameters"][name])
+        assert torch.allclose(found, torch.tensor(value), rtol=2e-4, atol=2e-5), name
+    for found_rows, wanted_rows in zip(result["rows"], wanted["rows"], strict=True):
+        assert torch.allclose(torch.tensor(found_rows), torch.tensor(wanted_rows), rtol=2e-4, atol=2e-5)
 
 
 def check_same_model(results: list[dict[str, Any]]) -> None:
@@ -72,16 +84,43 @@ def test_bounded_by_nothing_is_one_after_the_other(tmp_path: Path) -> None:
     with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2, replicas=2)) as run:
         results = run.finish()
         check_same_model(results)
-        wanted = alone(case._replace(consistency="sync"))
-        for name, value in wanted["parameters"].items():
-            found = torch.tensor(results[0]["parameters"][name])
-            assert torch.allclose(found, torch.tensor(value), rtol=2e-4, atol=2e-5), name
-        for found_rows, wanted_rows in zip(results[0]["rows"], wanted["rows"], strict=True):
-            assert torch.allclose(torch.tensor(found_rows), torch.tensor(wanted_rows), rtol=2e-4, atol=2e-5)
+        check_equals_alone(results[0], case)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("consistency", ["async", "bounded:1"])
+RESUMED = ASYNC._replace(consistency="bounded:0", epochs=3, decay=1.0, every_steps=4, pause_s=0.02)
+"""With a bound of 0, a lease that is lost or counted twice changes the result."""
+
+
+def test_a_run_of_which_nobody_is_left_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Which has less than what is recorded as done."""
+    with Rehearsal(train, RESUMED, workers=2, folder=tmp_path, settings=settings_for(2, 2)) as run:
+        wait_for_leases(run, STEPS + 3)
+        run.kill_coordinator()
+        for child in (*run.workers, *run.servers):
+            child.send(signal.SIGKILL)
+    with Rehearsal(train, RESUMED, workers=1, folder=tmp_path, settings=settings_for(1, 1)) as run:
+        (result,) = run.finish()
+        check_counts(run, RESUMED.epochs)
+        check_equals_alone(result, RESUMED)
+
+
+def test_workers_after_the_last_one_go_on_from_the_checkpoint(tmp_path: Path) -> None:
+    """Which has less than what the coordinator and the servers know."""
+    with Rehearsal(train, RESUMED, workers=2, folder=tmp_path, settings=settings_for(2, 2)) as run:
+        wait_for_leases(run, STEPS + 3)
+        for number in (0, 1):
+            run.stop(number)  # or the second one goes on a little with what the first one left
+        for number in (0, 1):
+            run.kill(number)
+        run.add()
+        run.add()
+        results = run.finish([2, 3])
+        check_counts(run, RESUMED.epochs)
+        check_equals_alone(results[0], RESUMED)
+        check_same_model(results)
+
+
+@pytest.mark.parametrize("consistency", [pytest.param("async", marks=pytest.mark.soak), "bounded:1"])
 def test_deaths_leaves_and_joins_lose_and_repeat_nothing(tmp_path: Path, consistency: str) -> None:
     enough = tmp_path / "enough"
     case = ASYNC._replace(consistency=consistency, pause_s=0.01, enough=str(enough))
@@ -108,7 +147,6 @@ def test_deaths_leaves_and_joins_lose_and_repeat_nothing(tmp_path: Path, consist
         check_nothing_left(run)
 
 
-@pytest.mark.soak
 def test_a_run_that_was_stopped_goes_on_where_it_stood(tmp_path: Path) -> None:
     """In the middle of an epoch, with another number of servers and of workers."""
     case = ASYNC._replace(epochs=4, pause_s=0.05)

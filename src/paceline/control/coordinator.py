@@ -29,6 +29,7 @@ from paceline.control.agents import Agents
 from paceline.control.conflicts import Conflicts
 from paceline.control.coordinator_events import (
     Action,
+    Adopt,
     Connected,
     Count,
     Disconnected,
@@ -149,9 +150,12 @@ class Coordinator:
         if record is None or record.fate is not None:
             return False
         record.heard = self._now
+        epoch = self._desk.epoch
         news = self._desk.take(report)
+        generation = self.standing.current.generation if self.standing.current is not None else 0
+        if self._desk.epoch != epoch and report.begun.epoch == self._desk.epoch and len(report.begun):
+            self._actions.append(Adopt(generation, report.begun, report.batch))
         if news:
-            generation = self.standing.current.generation if self.standing.current is not None else 0
             self._actions.append(Count(tuple(row_of(report, one, generation) for one in news)))
         return False
 
@@ -386,6 +390,8 @@ class Coordinator:
                 self._note("resumed", founder, f"goes on after operation {base}")
         plan = Plan(generation, Start.FOUND, self._seats(ready), base, gifts_for(others, [founder]))
         self._keep(founded=self.standing.founded + 1, fence=generation, reached=base)
+        self._desk.forget()
+        self._actions.append(Remember("leases", None))
         if self.standing.ranges:
             self._place(self._manager.found(generation, self._ready_servers(), self.standing.ranges))
         self._issue(plan)

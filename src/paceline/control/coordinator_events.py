@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import LeaseGrant, LeaseReport
 from paceline.control.messages import NOTHING, AgentDirective, AgentReport, Directive, Plan, Report
 from paceline.control.progress import StepRow
@@ -105,6 +106,15 @@ class Count(NamedTuple):
     rows: tuple[StepRow, ...]
 
 
+class Adopt(NamedTuple):
+    """An epoch goes on from a checkpoint that had these leases: their rows in the run's database belong to what was
+    founded with it, in this generation. Others' do not, and are done again."""
+
+    generation: int
+    begun: LeaseSet
+    batch: int
+
+
 class Remember(NamedTuple):
     """Keep this on disk; None forgets it."""
 
@@ -127,7 +137,7 @@ class Over(NamedTuple):
     reason: str
 
 
-Action = Tell | TellAgent | TellLeases | Count | Remember | Note | Over
+Action = Tell | TellAgent | TellLeases | Count | Adopt | Remember | Note | Over
 
 
 class Standing(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ import msgspec
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import (
     Action,
+    Adopt,
     Connected,
     Count,
     Disconnected,
@@ -142,6 +143,9 @@ class Driver:
         if self._counted and (changes or is_finished):  # before anybody hears that they need not be said again
             self._journal.record(self._counted)
             self._counted = []
+        for action in actions:
+            if isinstance(action, Adopt):
+                self._journal.adopt(*action)
         if changes or happenings or plans:
             self._journal.commit(changes, happenings, plans, newcomers)
             self._newest = max([self._newest, *(plan.generation for plan in plans)])

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from paceline.control.lease_set import LeaseSet
 from paceline.control.messages import NOTHING, Plan, Start
 from paceline.control.progress import MetricRow, StepRow
 from paceline.errors import PacelineError
@@ -191,6 +192,17 @@ class Journal:
             database.executemany(_MEMBER, [(*member, now, now) for member in members])
             database.executemany("INSERT OR REPLACE INTO run VALUES(?, ?)", (run or {}).items())
             database.executemany(_EVENT, [(now, *happening) for happening in happenings])
+
+    def adopt(self, generation: int, begun: LeaseSet, batch: int) -> None:
+        """The rows of these leases, `batch` samples each, belong to the newest founding too: it began with them."""
+        founding = self._founding_of(generation)
+        mine = "UPDATE steps SET founding = ? WHERE founding < ? AND epoch = ?"
+        with self._speaking("written"), self._record_lock, _transaction(self._progress) as database:
+            database.execute(f"{mine} AND position < ?", (founding, founding, begun.epoch, begun.prefix * batch))
+            database.executemany(
+                f"{mine} AND position = ?",
+                [(founding, founding, begun.epoch, lease * batch) for lease in begun.beyond],
+            )
 
     def reached(self) -> tuple[int, int, int]:
         """The generation of the newest founding, and the highest operations of a step and of a metric that are

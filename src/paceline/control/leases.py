@@ -89,12 +89,25 @@ class Desk:
     def done(self) -> LeaseSet:
         return self._done
 
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
     def stop(self) -> None:
         """Hand out nothing more. An epoch of which all leases are done by then is finished, any other never is, so that
         all workers end alike; what was under way counts all the same."""
         if not self._is_stopped:
             self._is_stopped = True
             self._is_cut_short = not self._is_finished()
+
+    def forget(self) -> None:
+        """The run is founded anew, from a checkpoint or from nothing: what was done counts as far as the workers' next
+        reports say that they began with it."""
+        self.remembered = (-1, 0)
+        self._epoch, self._num_leases, self._next = -1, 0, 0
+        self._done = LeaseSet()
+        for kept in (self._holder, self._reports, self._granted, self._returned, self._told, self._late):
+            kept.clear()
 
     def take(self, report: LeaseReport) -> list[Done]:
         """A worker's report; the newest counts, and the shell keeps their order. Returns what was not known to be
@@ -333,6 +346,10 @@ class Hand:
         self._held = [other for other in self._held if other != lease]
         if self._started == lease:
             self._started = -1
+
+    def num_beyond(self) -> int:
+        """How many were done here beyond `settled`."""
+        return sum(lease >= self.settled for lease in self._done)
 
     def num_held(self) -> int:
         return len(self._held)

@@ -154,10 +154,18 @@ class Rehearsal:
             self.add()
 
     def _find_ticket(self) -> Ticket:
+        """The one of this coordinator: an earlier run of the folder may have left its own."""
         path = self.folder / tickets.ACCESS_FILE
-        self.wait_for(lambda: path.exists())
-        access = msgspec.json.decode(path.read_bytes(), type=tickets.Access)
-        return msgspec.structs.replace(access.ticket, agent=self._identity.member, host=this_host())
+
+        def find() -> Ticket | None:
+            try:
+                access = msgspec.json.decode(path.read_bytes(), type=tickets.Access)
+            except FileNotFoundError:
+                return None
+            return access.ticket if access.pid == self.coordinator.pid else None
+
+        ticket: Ticket = self.wait_for(find)
+        return msgspec.structs.replace(ticket, agent=self._identity.member, host=this_host())
 
     # -- workers -----------------------------------------------------------------------------------------------------
 

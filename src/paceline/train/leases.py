@@ -71,6 +71,11 @@ class Leases:
         with self._changed:
             return self._hand.settled
 
+    def num_beyond(self) -> int:
+        """How many that this worker has done are not among those."""
+        with self._changed:
+            return self._hand.num_beyond()
+
     def finish(self, lease: int, loss: float, seconds: float) -> None:
         with self._changed:
             self._hand.finish(lease, loss, seconds)

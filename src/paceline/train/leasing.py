@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from paceline.control.member_events import Looping
 from paceline.control.messages import Start
 from paceline.control.progress import WorkerRow
 from paceline.data.cursor import Cursor
 from paceline.server.messages import Apply, Need
 from paceline.strategy.aggregation import Standing
+from paceline.strategy.header import exchange_text
 from paceline.strategy.served import Served
 from paceline.strategy.synchronous import Synchronous
 from paceline.train.batches import Batch, Batches
@@ -29,6 +32,7 @@ from paceline.train.errors import NonFiniteGradient
 from paceline.train.joining import Joined
 from paceline.train.leases import End, Leases
 from paceline.train.ledger import TrainingLedger
+from paceline.train.membership import Place
 from paceline.train.schedules import Schedules
 
 _LOOK_S = 0.1
@@ -183,9 +187,21 @@ class LeaseLoop:
             return
         self._ledger.save_leases_if_due(self.num_done())
 
-    def save_at_end(self) -> None:
-        if self.num_done():
-            self._ledger.save_leases(self.num_done(), wait=True)
+    def save_at_end(self, place: Place) -> None:
+        """When every worker has handed over its last lease."""
+        known = (max(0, self._epoch), self._leases.settled, self._leases.num_beyond())
+        told = [known]
+        if place.group is not None:
+            encoded = exchange_text(place.group, msgspec.msgpack.encode(known))
+            told = [msgspec.msgpack.decode(text, type=tuple[int, int, int]) for text in encoded]
+        if place.rank == 0:
+            epoch = max(epoch for epoch, _, _ in told)
+            settled = max(settled for of, settled, _ in told if of == epoch)
+            beyond = sum(count for of, _, count in told if of == epoch)
+            # Of the same number there may be one already, which has less.
+            number = epoch * self._batches.num_steps + min(settled + beyond, self._batches.num_steps)
+            if number:
+                self._ledger.save_leases(number, wait=True)
 
     def refresh(self) -> None:
         """Have the newest parameters, after all leases of the epoch."""

@@ -647,8 +647,8 @@ class Session:
     def _attempt_end(self, place: Place) -> Outcome:
         if self._leasing is None:
             self._ledger.save_at_end(place)
-        elif place.rank == 0:
-            self._leasing.save_at_end()
+        else:
+            self._leasing.save_at_end(place)
         rows = exchange(place.group, self._row_of(place))
 
         def commit() -> Any:

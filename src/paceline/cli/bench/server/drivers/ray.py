@@ -16,13 +16,19 @@ from paceline.cli.bench.server.plan import Plan
 _NAME, _NAMESPACE = "server", "bench"
 
 
+def _ray() -> Any:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Who starts a cluster turns this on for itself only; a driver without it finds no cluster, and is not told why.
+    os.environ["RAY_AUTH_MODE"] = "token"
+    return importlib.import_module("ray")
+
+
 class RayDriver:
     def obstacle(self) -> str:
         return "" if importlib.util.find_spec("ray") else "Ray is not installed (pip install ray)"
 
     def serve(self, plan: Plan, told: Any) -> None:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        ray: Any = importlib.import_module("ray")
+        ray = _ray()
         context = ray.init(
             num_cpus=plan.num_workers + 1,
             include_dashboard=False,
@@ -52,8 +58,7 @@ class RayDriver:
 
 class _RayWorker:
     def __init__(self, plan: Plan, address: str) -> None:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        ray: Any = importlib.import_module("ray")
+        ray = _ray()
         ray.init(address=address, namespace=_NAMESPACE, log_to_driver=False, _node_ip_address="127.0.0.1")
         self._ray = ray
         self._server = ray.get_actor(_NAME)
