@@ -47,7 +47,7 @@ class Schedules:
         """All leases of the epoch are done."""
         self.move_on(num_leases)
         if self._rates is None:
-            self._owed += num_leases - len(self._own)
+            self._owed += num_leases - self.num_moved
 
     def body_ran(self, lease: int) -> None:
         """The body has run for a lease: what did it do?"""
