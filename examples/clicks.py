@@ -62,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, help="label, I1 to I13, C1 to C26; with or without a header")
     parser.add_argument("--strategy", choices=["allreduce", "server", "hybrid"], default="allreduce")
+    parser.add_argument("--consistency", default="sync", help="with --strategy server: sync, bounded:K or async")
     parser.add_argument("--tables", choices=["shared", "each"], default="shared", help="one for all, or one each")
     parser.add_argument("--epochs", type=int, default=10, help="at most; it stops when validation gets no better")
     parser.add_argument("--batch", type=int, default=256)
@@ -79,6 +80,7 @@ def main() -> None:
         data=train_set,
         global_batch=options.batch,
         strategy=options.strategy,
+        consistency=options.consistency,
     )
 
     def loss_fn(counts: torch.Tensor, categories: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, help="user, item and rating, separated by tabs")
     parser.add_argument("--strategy", choices=["allreduce", "server", "hybrid"], default="allreduce")
+    parser.add_argument("--consistency", default="sync", help="with --strategy server: sync, bounded:K or async")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--dim", type=int, default=16)
@@ -72,6 +73,7 @@ def main() -> None:
         data=train_set,
         global_batch=options.batch,
         strategy=options.strategy,
+        consistency=options.consistency,
     )
 
     def loss_fn(users: torch.Tensor, items: torch.Tensor, ratings: torch.Tensor) -> torch.Tensor:

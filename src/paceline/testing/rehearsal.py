@@ -183,10 +183,11 @@ class Rehearsal:
         self._report()
         return worker
 
-    def add_server(self) -> Child:
-        """One more server."""
+    def add_server(self, capacity: float = 0.0) -> Child:
+        """One more server; without a capacity it is one like any other."""
         log = self._server_log_of(len(self.servers))
-        process = self._context.Process(target=_serve, args=(msgspec.json.encode(self.ticket), str(log)))
+        ticket = msgspec.structs.replace(self.ticket, capacity=capacity)
+        process = self._context.Process(target=_serve, args=(msgspec.json.encode(ticket), str(log)))
         process.start()
         server = Child(process)
         with self._lock:

@@ -1,0 +1,214 @@
+"""What kill -9 of a server costs where every parameter is on two of them, what that second copy costs, and how evenly a
+server that joins is loaded.
+
+Prints three tables, keeps benchmarks/results/server-deaths.json. A model of a million dense parameters and a table of
+100,000 rows of 16 is trained by two workers. Times are taken by the workers, after each step or lease.
+
+- resumed: from just before the kill until every worker has done the second step or lease after it: the first may have
+  been all but done. Beside it what two of them take at other times. A new server takes the place of the dead one
+  before the next kill.
+- cost: steps or leases a second of both workers with one and with two copies, on two servers, in turns.
+- join: to two servers of capacity 1 comes one of capacity 1, or of 2; the bytes that it holds in the end, beside what
+  its capacity says.
+
+No sample is lost or repeated in any of the runs: the audit of run.db is part of the measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import paceline
+from paceline.cli.bench import machine
+from paceline.control.coordinator_events import Settings
+from paceline.testing.rehearsal import Rehearsal, say
+from paceline.train.saving import Checkpoints
+from paceline.train.session import Session
+from paceline.watch.audit import audit
+
+RESULTS = Path(__file__).parent / "results" / "server-deaths.json"
+NUM_ROWS, DIM, BATCH, LENGTH = 100_000, 16, 64, 64_000
+CONSISTENCIES = ("sync", "async")
+WORKERS = 2
+WARM_S = 2.0
+TARGET_S = 1.0
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = paceline.nn.Embedding(DIM)
+        self.dense = nn.Sequential(
+            nn.Linear(4 * DIM, 1000), nn.ReLU(), nn.Linear(1000, 900), nn.ReLU(), nn.Linear(900, 1)
+        )
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.dense(self.rows(ids).flatten(1))
+        return found
+
+
+class Ids(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.arange(number, number + 4) * 7919 % NUM_ROWS
+
+
+def train(consistency: str) -> None:
+    """Until somebody ends it."""
+    torch.manual_seed(0)
+    model = Model()
+    session = Session(
+        model,
+        torch.optim.Adam(model.parameters(), lr=1e-3),
+        data=Ids(),
+        global_batch=BATCH,
+        strategy="server",
+        consistency=consistency,
+        checkpoints=Checkpoints(every_s=None),
+    )
+    for epoch in session.epochs(10**6):
+        for batch in epoch:
+            session.step(lambda ids: model(ids).square().mean(), batch)
+            say(time.monotonic())
+
+
+@contextmanager
+def running(consistency: str, servers: int, replicas: int) -> Iterator[Rehearsal]:
+    settings = Settings(wanted=WORKERS, servers=servers, replicas=replicas)
+    with tempfile.TemporaryDirectory() as folder:
+        with Rehearsal(train, consistency, workers=WORKERS, folder=Path(folder), settings=settings) as run:
+            for number in range(WORKERS):
+                run.wait_said(number, 20)
+            run.wait_for(lambda: run.is_settled(range(servers)))
+            yield run
+            with run.reader() as reader:
+                found = audit(reader.steps(), LENGTH, BATCH)
+            # The last rows may be on their way; twice done would be seen.
+            assert not any(epoch.twice or epoch.outside for epoch in found.epochs), found.details
+
+
+def said_within(run: Rehearsal, number: int, begin: float, end: float) -> list[float]:
+    return [at for at in run.said(number) if begin <= at < end]
+
+
+# -- kills -------------------------------------------------------------------------------------------------------------
+
+
+def kills(consistency: str, count: int, seed: int) -> tuple[list[float], float]:
+    """Seconds until training goes on after each kill, and what two steps usually take."""
+    chance = random.Random(seed)
+    found: list[float] = []
+    with running(consistency, servers=3, replicas=2) as run:
+        living = [0, 1, 2]
+        for _ in range(count):
+            time.sleep(chance.uniform(0.3, 0.6))
+            victim = living.pop(chance.randrange(len(living)))
+            began = time.monotonic()
+            run.servers[victim].send(signal.SIGKILL)
+            run.wait_for(lambda: all(len(said_within(run, n, began, 1e18)) >= 2 for n in range(WORKERS)))  # noqa: B023
+            found.append(max(said_within(run, number, began, 1e18)[1] for number in range(WORKERS)) - began)
+            run.add_server()
+            living.append(len(run.servers) - 1)
+            run.wait_for(lambda: run.is_settled(living))  # noqa: B023
+        assert not run.events("lost ranges"), run.events("lost ranges")
+        usual = [b - a for number in range(WORKERS) for a, b in itertools.pairwise(run.said(number)[::2])]
+    return found, statistics.median(usual)
+
+
+# -- the cost of a second copy -----------------------------------------------------------------------------------------
+
+
+def rate(consistency: str, replicas: int, seconds: float) -> float:
+    with running(consistency, servers=2, replicas=replicas) as run:
+        time.sleep(WARM_S)
+        begin = time.monotonic()
+        time.sleep(seconds)
+        end = time.monotonic()
+        run.wait_for(lambda: all(run.said(number)[-1] > end for number in range(WORKERS)))
+        counts = [len(said_within(run, number, begin, end)) for number in range(WORKERS)]
+    # Of a step all workers say that it is done; a lease is done by one.
+    return (max(counts) if consistency == "sync" else sum(counts)) / (end - begin)
+
+
+# -- a server that joins -----------------------------------------------------------------------------------------------
+
+
+def joined(capacity: float) -> tuple[float, float]:
+    """The part of all bytes that a server holds which came late, and the part that its capacity is of all."""
+    with running("async", servers=2, replicas=1) as run:
+        newcomer = run.add_server(capacity=capacity)
+        run.wait_for(lambda: run.is_settled([0, 1, 2]))
+        time.sleep(WARM_S)  # until all have said what they hold
+        held = {row["pid"]: row["num_bytes"] for row in run.ask("status")["members"] if row["role"] == "server"}
+    return held[newcomer.pid] / sum(held.values()), capacity / (2 + capacity)
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="for each consistency")
+    parser.add_argument("--rounds", type=int, default=5, help="of the cost of a second copy")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of it")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    console = Console(width=120)
+
+    deaths = Table("", "resumed, s (highest)", f"within {TARGET_S:g} s", "two steps at other times, s")
+    deaths.title = "kill -9 of one of three servers, two copies"
+    record: dict[str, Any] = {"machine": machine.describe(), "kills": {}, "rates": {}, "joins": []}
+    for number, consistency in enumerate(CONSISTENCIES):
+        times, usual = kills(consistency, options.kills, seed=number)
+        within = sum(one <= TARGET_S for one in times)
+        told = f"{statistics.median(times):.3f} ({max(times):.3f})"
+        deaths.add_row(consistency, told, f"{within} of {len(times)}", f"{usual:.3f}")
+        record["kills"][consistency] = {"resumed_s": times, "two_steps_s": usual}
+    console.print(deaths)
+
+    rates: dict[tuple[str, int], list[float]] = {}
+    for _ in range(options.rounds):
+        for case in itertools.product(CONSISTENCIES, (1, 2)):
+            rates.setdefault(case, []).append(rate(*case, options.seconds))
+    costs = Table("", "one copy", "two copies", "ratio", title="steps or leases/s of two workers, two servers")
+    for consistency in CONSISTENCIES:
+        one, two = rates[consistency, 1], rates[consistency, 2]
+        ratio = statistics.median(b / a for a, b in zip(one, two, strict=True))
+        costs.add_row(consistency, *(f"{statistics.median(each):.1f}" for each in (one, two)), f"{ratio:.2f}")
+        record["rates"][consistency] = {"one": one, "two": two, "ratio": ratio}
+    console.print(costs)
+
+    joins = Table("its capacity", "part of the bytes", "part of the capacity", "of it", title="a third server joins")
+    for capacity in (1.0, 2.0):
+        held, wanted = joined(capacity)
+        joins.add_row(f"{capacity:g}", f"{held:.3f}", f"{wanted:.3f}", f"{held / wanted:.2f}")
+        record["joins"].append({"capacity": capacity, "held": held, "wanted": wanted})
+    console.print(joins)
+    write(options.json, record)
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
