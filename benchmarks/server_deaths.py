@@ -24,7 +24,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,16 +93,18 @@ def train(consistency: str) -> None:
 @contextmanager
 def running(consistency: str, servers: int, replicas: int) -> Iterator[Rehearsal]:
     settings = Settings(wanted=WORKERS, servers=servers, replicas=replicas)
-    with tempfile.TemporaryDirectory() as folder:
-        with Rehearsal(train, consistency, workers=WORKERS, folder=Path(folder), settings=settings) as run:
-            for number in range(WORKERS):
-                run.wait_said(number, 20)
-            run.wait_for(lambda: run.is_settled(range(servers)))
-            yield run
-            with run.reader() as reader:
-                found = audit(reader.steps(), LENGTH, BATCH)
-            # The last rows may be on their way; twice done would be seen.
-            assert not any(epoch.twice or epoch.outside for epoch in found.epochs), found.details
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Rehearsal(train, consistency, workers=WORKERS, folder=Path(folder), settings=settings) as run,
+    ):
+        for number in range(WORKERS):
+            run.wait_said(number, 20)
+        run.wait_for(lambda: run.is_settled(range(servers)))
+        yield run
+        with run.reader() as reader:
+            found = audit(reader.steps(), LENGTH, BATCH)
+        # The last rows may be on their way; twice done would be seen.
+        assert not any(epoch.twice or epoch.outside for epoch in found.epochs), found.details
 
 
 def said_within(run: Rehearsal, number: int, begin: float, end: float) -> list[float]:
@@ -127,7 +129,7 @@ def kills(consistency: str, count: int, seed: int) -> tuple[list[float], float]:
             found.append(max(said_within(run, number, began, 1e18)[1] for number in range(WORKERS)) - began)
             run.add_server()
             living.append(len(run.servers) - 1)
-            run.wait_for(lambda: run.is_settled(living))  # noqa: B023
+            run.wait_for(lambda: run.is_settled(living))
         assert not run.events("lost ranges"), run.events("lost ranges")
         usual = [b - a for number in range(WORKERS) for a, b in itertools.pairwise(run.said(number)[::2])]
     return found, statistics.median(usual)

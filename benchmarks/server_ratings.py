@@ -1,5 +1,5 @@
-"""What examples/ratings.py comes to on a file of ratings, alone and by each strategy: the held-out error must not depend
-on it.
+"""What examples/ratings.py comes to on a file of ratings, alone and by each strategy: the held-out error must hardly
+depend on it.
 
     python benchmarks/server_ratings.py u.data          MovieLens 100K, or a .inter file of RecBole
 
