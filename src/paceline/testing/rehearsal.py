@@ -355,7 +355,7 @@ class Rehearsal:
     def close(self) -> None:
         self._closing.set()
         self._watcher.join()
-        self._client.close(0.5)
+        self._client.close(0.0)  # the coordinator is killed below: nothing is left to be said
         for child in (*self.workers, *self.servers):
             child.close()
         self.coordinator.kill()
