@@ -58,6 +58,7 @@ from paceline.control.seating import gifts_for, seats_for
 from paceline.control.serving import Change, ServerManager
 from paceline.control.speech import Speech, plan_of
 from paceline.placement.placement import Placement
+from paceline.wire.decoding import decode
 
 
 class Coordinator:
@@ -74,11 +75,11 @@ class Coordinator:
         standing, placement, leases = Standing(), Placement(), (-1, 0)
         for key, value in (remembered or {}).items():
             if key == "standing":
-                standing = msgspec.msgpack.decode(value, type=Standing)
+                standing = decode(value, Standing)
             elif key == "placement":
-                placement = msgspec.msgpack.decode(value, type=Placement)
+                placement = decode(value, Placement)
             elif key == "leases":
-                leases = msgspec.msgpack.decode(value, type=tuple[int, int])
+                leases = decode(value, tuple[int, int])
             elif key.startswith("member/"):
                 record = Record.restore(value, now)
                 self.records[record.member] = record

@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 
 from paceline.control.messages import Introduction, Phase, Report
+from paceline.wire.decoding import decode
 
 
 class Fate(Enum):
@@ -79,7 +80,7 @@ class Record:
 
     @classmethod
     def restore(cls, value: bytes, now: float) -> Record:
-        durable = msgspec.msgpack.decode(value, type=_Durable)
+        durable = decode(value, _Durable)
         record = cls(durable.introduction, now)
         record.connected = False
         record.fate = durable.fate

@@ -49,6 +49,7 @@ from paceline.placement.placement import Placement
 from paceline.testing.forking import fork_context
 from paceline.wire.card import this_host
 from paceline.wire.deadline import Deadline
+from paceline.wire.decoding import decode
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
@@ -231,7 +232,7 @@ class Rehearsal:
         database = sqlite3.connect(f"file:{self.folder / DATABASE}?mode=ro", uri=True, timeout=10.0)
         with contextlib.closing(database):
             row = database.execute("SELECT value FROM remembered WHERE key = 'placement'").fetchone()
-        return Placement() if row is None else msgspec.msgpack.decode(row[0], type=Placement)
+        return Placement() if row is None else decode(row[0], Placement)
 
     def is_settled(self, servers: Sequence[int]) -> bool:
         """Whether the ranges are on these servers, as many times as they should be, and none is on its way."""
