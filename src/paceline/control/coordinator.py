@@ -55,7 +55,7 @@ from paceline.control.messages import (
 )
 from paceline.control.roster import Fate, Record
 from paceline.control.seating import gifts_for, seats_for
-from paceline.control.serving import Change, ServerManager
+from paceline.control.serving import Aim, Change, ServerManager
 from paceline.control.speech import Speech, plan_of
 from paceline.placement.placement import Placement
 from paceline.wire.decoding import decode
@@ -72,19 +72,22 @@ class Coordinator:
         self._ready_since: float | None = None
         self._actions: list[Action] = []
         self._announced = False
-        standing, placement, leases = Standing(), Placement(), (-1, 0)
+        standing, placement, aim, leases = Standing(), Placement(), Aim(), (-1, 0)
         for key, value in (remembered or {}).items():
             if key == "standing":
                 standing = decode(value, Standing)
             elif key == "placement":
                 placement = decode(value, Placement)
+            elif key == "aim":
+                aim = decode(value, Aim)
             elif key == "leases":
                 leases = decode(value, tuple[int, int])
             elif key.startswith("member/"):
                 record = Record.restore(value, now)
                 self.records[record.member] = record
         self.standing = standing
-        self._manager = ServerManager(settings.replicas, placement)
+        self._manager = ServerManager(settings.replicas, placement, aim, by_load=settings.by_load)
+        self._kept_aim = aim
         self._desk = Desk(leases)
         self._keep(term=standing.term + 1)
         self._first_actions = self._actions
@@ -270,6 +273,7 @@ class Coordinator:
         change = self._manager.update(self.servers, self.standing.ranges)
         if change is not None:
             self._place(change)
+        self._keep_aim()
         for record in self.servers:
             if record.is_going and not self._manager.holds(record.member):
                 self._end(record, Fate.RELEASED, "left the run")
@@ -279,6 +283,13 @@ class Coordinator:
         if change.lost:
             text = f"{len(change.lost)} of {len(change.placement.ranges)} ranges: no server that lives has them"
             self._note("lost ranges", None, text)
+
+    def _keep_aim(self) -> None:
+        if self._manager.aim is not self._kept_aim:
+            self._kept_aim = self._manager.aim
+            self._actions.append(Remember("aim", msgspec.msgpack.encode(self._kept_aim)))
+        for text in self._manager.take_news():
+            self._note("hot server", None, text)
 
     def _watch_progress(self) -> None:
         pending = self.standing.pending
@@ -389,6 +400,7 @@ class Coordinator:
         self._keep(founded=self.standing.founded + 1, fence=generation, reached=base)
         if self.standing.ranges:
             self._place(self._manager.found(generation, self._ready_servers(), self.standing.ranges))
+            self._keep_aim()
         self._issue(plan)
 
     def _ready_servers(self) -> list[Record]:

@@ -23,6 +23,7 @@ from paceline.errors import PacelineError, WireError
 from paceline.placement.placement import Placement
 from paceline.server.keeper import Keeper, Outcome
 from paceline.server.messages import Acknowledged, Answer, Apply, Forward, Request
+from paceline.server.metering import Meter
 from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import Letter, Memories, Postbox
 from paceline.server.reaching import ROOM, reach
@@ -65,10 +66,9 @@ class Service:
         self._memories = Memories()
         self._feeders: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
-        self._busy_s = 0.0
+        self._meter = Meter(time.monotonic)
         self._num_updates = 0
         self._staleness = [0] * NUM_BUCKETS
-        self._looked = time.monotonic()
         self._is_closed = False
         endpoint.open_room(ROOM, self._welcome)
 
@@ -88,17 +88,17 @@ class Service:
     def serving(self) -> Serving:
         with self._changed:
             heard = self._keeper.heard()
-            now = time.monotonic()
-            busy = self._busy_s / max(now - self._looked, 1e-3)
-            self._busy_s, self._looked = 0.0, now
+            measured = self._meter.look()
             return Serving(
                 heard.version,
                 tuple(sorted(heard.synced)),
                 tuple(sorted(heard.handed)),
                 self.store.num_keys,
                 self.store.num_bytes,
-                min(busy, 1.0),
+                measured.busy,
                 tuple(self._staleness) if any(self._staleness) else (),
+                measured.number,
+                dict(measured.costs),
             )
 
     # -- workers -----------------------------------------------------------------------------------------------------
@@ -151,8 +151,13 @@ class Service:
             outcome = self._keeper.serve(request, parcel)
             if isinstance(request.push, Apply):
                 self._count(request)
-            self._busy_s += time.monotonic() - began
+            seconds = time.monotonic() - began
             self._changed.notify_all()
+        if request.exports:
+            self._meter.add_other(seconds)
+        else:
+            partitions = self.store.tables.partitions
+            self._meter.add(seconds, request.ranges, parcel, partitions, push=request.push, commit=request.commit)
         return outcome
 
     def _count(self, request: Request) -> None:
@@ -192,9 +197,13 @@ class Service:
                 logger.exception("a change of %s could not be made", sender)
                 self._on_failure(f"a change that server {sender} made could not be made here: {error}")
                 raise WireError("this replica has failed") from error
-            self._busy_s += time.monotonic() - began
+            seconds = time.monotonic() - began
         if forward.snapshot:
+            self._meter.add_other(seconds)
             self._on_change()
+        else:
+            partitions = self.store.tables.partitions
+            self._meter.add(seconds, forward.ranges, parcel, partitions, push=forward.push, commit=forward.commit)
         return message
 
     def _feed(self, server: str) -> None:
