@@ -13,7 +13,7 @@ from paceline.placement.relieving import Relieving, Stuck
 HERE = {"a": Site(1.0, "h0"), "b": Site(1.0, "h1"), "c": Site(1.0, "h2")}
 
 
-@pytest.mark.parametrize("block", [*range(5), *(pytest.param(block, marks=pytest.mark.soak) for block in range(5, 30))])
+@pytest.mark.parametrize("block", [*range(3), *(pytest.param(block, marks=pytest.mark.soak) for block in range(3, 30))])
 def test_loads_come_as_near_to_each_other_as_moves_can_bring_them_and_stay_there(block: int) -> None:
     num_returns = 0
     for seed in range(block * 100, (block + 1) * 100):
