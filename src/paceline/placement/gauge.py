@@ -39,8 +39,10 @@ class Window(NamedTuple):
 
 
 class Gauge:
-    def __init__(self) -> None:
-        self.is_relieving = False  # ranges are being given away, until nobody is hot any more
+    """`is_relieving` says that ranges are being given away, until nobody is hot any more."""
+
+    def __init__(self, *, is_relieving: bool = False) -> None:
+        self.is_relieving = is_relieving
         self._since: dict[str, int] = {}  # the number of the last window that counted, or was left out
         self._rounds: deque[dict[str, dict[int, float]]] = deque(maxlen=KEPT)
 

@@ -33,7 +33,7 @@ class Relieving:
 
     def __init__(self, num_moves: Mapping[int, int] | None = None, work: Sequence[float] = ()) -> None:
         self.work = tuple(work)
-        self._gauge = Gauge()
+        self._gauge = Gauge(is_relieving=bool(num_moves))  # as it may have been when the last coordinator ended
         self._rests = Rests(num_moves)
         self._told: set[str] = set()
         self._homes: Sequence[Homes] = ()

@@ -125,9 +125,12 @@ class Rehearsal:
         folder: Path,
         settings: Settings | None = None,
         name: str = "rehearsal",
+        prepare_server: Callable[[int], None] | None = None,
     ) -> None:
+        """`prepare_server` is called in the process of each server, with its number, before it begins."""
         self._function = function
         self._arguments = arguments
+        self._prepare_server = prepare_server
         self.folder = folder
         self._context = fork_context()
         self._identity = Identity()
@@ -178,8 +181,9 @@ class Rehearsal:
 
     def add_server(self) -> Child:
         """One more server."""
-        log = self._server_log_of(len(self.servers))
-        process = self._context.Process(target=_serve, args=(msgspec.json.encode(self.ticket), str(log)))
+        number = len(self.servers)
+        arguments = (msgspec.json.encode(self.ticket), str(self._server_log_of(number)), number, self._prepare_server)
+        process = self._context.Process(target=_serve, args=arguments)
         process.start()
         server = Child(process)
         with self._lock:
@@ -400,13 +404,15 @@ def _work(
     os._exit(code)
 
 
-def _serve(ticket: bytes, log: str) -> None:
+def _serve(ticket: bytes, log: str, number: int, prepare: Callable[[int], None] | None) -> None:
     import torch
 
     from paceline.server.__main__ import main
 
     torch.set_num_threads(1)
     _equip(ticket, log)
+    if prepare is not None:
+        prepare(number)
     sys.exit(main())
 
 
