@@ -19,7 +19,7 @@ class ReliefWorld:
         draw = self.random = random.Random(seed)
         num_servers = draw.randint(2, 6)
         num_replicas = draw.choice([1, 1, 2, 2, 3])
-        self.num_bytes = [draw.choice([1, 1, 1, 2]) * 1000 for _ in range(draw.choice([6, 20, 64, 100]))]
+        self.num_bytes = [draw.choice([1, 1, 1, 2]) * 1000 for _ in range(draw.choice([6, 20, 64, 100, 400]))]
         self.sites = {f"s{number}": Site(draw.choice([1.0, 1.0, 2.0]), f"h{number}") for number in range(num_servers)}
         exponent = draw.choice([0.0, 0.6, 1.0, 1.4]) if skew is None else skew
         self.work = [draw.uniform(0.9, 1.1) / (1 + rank) ** exponent for rank in range(len(self.num_bytes))]
@@ -69,7 +69,8 @@ class ReliefWorld:
             found = self.relieving.look(self._windows, self.homes, self.sites, self.num_bytes)
             if isinstance(found, Move):
                 self.moves.append(found)
-                self.homes[found.number] = found.homes
+                for number, homes in found.homes.items():
+                    self.homes[number] = homes
                 self.relieving.disturb(self._windows)
             elif found is not None:
                 self.stuck.append(found)
@@ -100,11 +101,11 @@ class ReliefWorld:
         """How often a range got homes that it had before."""
         had: dict[int, set[Homes]] = {}
         count = 0
-        for move in self.moves:
-            before = had.setdefault(move.number, {self.first_homes[move.number]})
-            count += move.homes in before
-            before.add(move.homes)
+        for number, homes in ((number, homes) for move in self.moves for number, homes in move.homes.items()):
+            before = had.setdefault(number, {self.first_homes[number]})
+            count += homes in before
+            before.add(homes)
         return count
 
     def most_moves_of_a_range(self) -> int:
-        return max(Counter(move.number for move in self.moves).values(), default=0)
+        return max(Counter(number for move in self.moves for number in move.homes).values(), default=0)

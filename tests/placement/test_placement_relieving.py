@@ -13,19 +13,17 @@ from paceline.placement.relieving import Relieving, Stuck
 HERE = {"a": Site(1.0, "h0"), "b": Site(1.0, "h1"), "c": Site(1.0, "h2")}
 
 
-@pytest.mark.parametrize("block", [*range(3), *(pytest.param(block, marks=pytest.mark.soak) for block in range(3, 30))])
+@pytest.mark.parametrize("block", [*range(3), *(pytest.param(block, marks=pytest.mark.soak) for block in range(3, 50))])
 def test_loads_come_as_near_to_each_other_as_moves_can_bring_them_and_stay_there(block: int) -> None:
-    num_returns = 0
-    for seed in range(block * 100, (block + 1) * 100):
+    for seed in range(block * 60, (block + 1) * 60):
         world = ReliefWorld(seed)
         world.run_until_quiet(60, 3000)
         what = f"{seed=} {world.highest():.2f} {len(world.moves)} moves {world.noise=}"
         assert len(world.moves) <= sum(map(len, world.homes)), what
-        num_returns += world.num_returns()
+        assert world.num_returns() <= 1, what
         # Who is relieved is relieved all the way, but for noise, and what no move would help.
         above = (LEAVE if world.moves and not world.stuck else ENTER) + 0.02
         assert world.best_left(1 + above + 2 * world.noise) is None, what
-    assert num_returns <= 4, "where a range costs more than was predicted, it may come back, once in hundreds of worlds"
 
 
 def test_nothing_moves_for_noise() -> None:
@@ -77,16 +75,25 @@ def test_the_move_that_halves_the_gap_is_the_best() -> None:
     costs = {"a": {0: 1.0, 1: 0.5, 2: 0.1}, "b": {3: 0.6}, "c": {4: 0.8}}
     move = best_move("a", [("a",), ("a",), ("a",), ("b",), ("c",)], costs, HERE, [1] * 5)
     assert move is not None
-    assert (move.number, move.taker, move.homes) == (1, "b", ("b",))
+    assert (move.taker, move.homes) == ("b", {1: ("b",)})
     assert move.before == pytest.approx(1.6)
     assert move.after == pytest.approx(1.1)
+
+
+def test_where_ranges_are_small_several_go_that_close_a_third_of_the_gap() -> None:
+    costs = {"a": dict.fromkeys(range(160), 0.01), "b": {200: 0.4}}
+    homes = [("a",)] * 160 + [("b",)] * 41
+    move = best_move("a", homes, costs, {name: HERE[name] for name in "ab"}, [1] * 201)
+    assert move is not None
+    assert len(move.homes) == 40
+    assert move.after == pytest.approx(1.2)
 
 
 def test_a_backup_takes_over_rather_than_another_is_brought_up() -> None:
     costs = {"a": {0: 1.0, 1: 1.0}, "b": {0: 0.2, 1: 0.2}, "c": {2: 0.6}}
     move = best_move("a", [("a", "b"), ("a", "b"), ("c", "b")], costs, HERE, [100] * 3)
     assert move is not None
-    assert (move.taker, move.homes, move.num_bytes) == ("b", ("b", "a"), 0)
+    assert (move.taker, move.homes, move.num_bytes) == ("b", {0: ("b", "a")}, 0)
 
 
 def test_a_backup_goes_elsewhere_when_that_is_what_weighs() -> None:
@@ -94,7 +101,7 @@ def test_a_backup_goes_elsewhere_when_that_is_what_weighs() -> None:
     homes = [("a", "c"), ("b", "a"), ("b", "a")]
     move = best_move("a", homes, costs, HERE, [1] * 3)
     assert move is not None
-    assert (move.taker, move.homes) == ("c", ("b", "c"))
+    assert (move.taker, move.homes) == ("c", {1: ("b", "c")})
 
 
 def test_no_move_brings_two_replicas_to_one_host_or_more_than_it_may_hold_to_a_server() -> None:
@@ -111,7 +118,7 @@ def test_what_rests_does_not_move_and_rests_longer_each_time() -> None:
     rests = Rests()
     assert rests.resting() == set()
     for rest in (10, 20, 40):
-        rests.moved(7)
+        rests.moved([7])
         for _ in range(rest):
             assert rests.resting() == {7}
             rests.tick()
@@ -122,7 +129,7 @@ def test_what_rests_does_not_move_and_rests_longer_each_time() -> None:
     homes = [("a",)] * 9
     move = best_move("a", homes, costs, {name: HERE[name] for name in "ab"}, [1] * 9, {7})
     assert move is not None
-    assert move.number == 8
+    assert move.homes.keys() == {8}
 
 
 # -- the gauge -------------------------------------------------------------------------------------------------------

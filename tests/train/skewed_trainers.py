@@ -37,7 +37,7 @@ class Skewed(NamedTuple):
 
 def rows_take_time(_: int) -> None:
     """In a server: an update of rows takes as long as there are rows, whatever else this machine has to do."""
-    _slow_down(2e-5)
+    _slow_down(4e-5)
 
 
 def the_first_is_slow(number: int) -> None:

@@ -111,15 +111,14 @@ class ServerManager:
         self.aim = Aim(tuple(homes), sites, tuple(num_bytes), relieving.work, relieving.num_moves)
 
     def _relieve(self, windows: Mapping[str, Window]) -> None:
-        """One range gets another home, if a server is hot and nothing else is on its way."""
+        """Ranges of one server get another home, if it is hot and nothing else is on its way."""
         aim = self.aim
         if not self._is_in_place():
             self._relieving.disturb(windows)
             return
         found = self._relieving.look(windows, aim.homes, aim.sites, aim.num_bytes)
         if isinstance(found, Move):
-            homes = list(aim.homes)
-            homes[found.number] = found.homes
+            homes = [found.homes.get(number, present) for number, present in enumerate(aim.homes)]
             self._keep_aim(homes, aim.sites, aim.num_bytes)
             self._news.append(_moving(found))
         elif found is not None:
@@ -161,9 +160,13 @@ def _window_of(record: Record) -> Window:
 
 def _moving(move: Move) -> str:
     return (
-        f"{move.giver} has {move.before:.2f} times the mean load of a server: range {move.number} goes to "
+        f"{move.giver} has {move.before:.2f} times the mean load of a server: {_named(sorted(move.homes))} to "
         f"{move.taker}, and neither has more than {move.after:.2f} then"
     )
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return f"range {numbers[0]} goes" if len(numbers) == 1 else f"{len(numbers)} ranges, from {numbers[0]} on, go"
 
 
 def _stuck(found: Stuck) -> str:

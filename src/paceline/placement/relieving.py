@@ -1,4 +1,4 @@
-"""Hot servers are relieved, one range after the other: what the coordinator keeps of it between two looks.
+"""Hot servers are relieved, one move after the other: what the coordinator keeps of it between two looks.
 
 `look` is given the newest windows while all ranges are where they should be, and says what to move next; `disturb` is
 called while anything moves. So there is at most one move at a time, each is measured before the next, and none is made
@@ -70,7 +70,7 @@ class Relieving:
             move = best_move(server, homes, costs, sites, num_bytes, resting)
             if move is not None:
                 self._learn()
-                self._rests.moved(move.number)
+                self._rests.moved(move.homes)
                 self._gauge.is_relieving = True
                 self._told.clear()
                 return move
