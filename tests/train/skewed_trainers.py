@@ -7,6 +7,7 @@ import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch.utils.data import TensorDataset
@@ -53,7 +54,7 @@ def _slow_down(seconds_per_row: float) -> None:
         time.sleep(len(ids) * seconds_per_row)
         push(table, ids, *arguments)
 
-    RowTable.push = slow_push  # type: ignore[method-assign]
+    mock.patch.object(RowTable, "push", slow_push).start()
 
 
 def hot_ids(partitions: list[int]) -> torch.Tensor:
@@ -86,7 +87,7 @@ def train_skewed(case: Skewed) -> dict[str, Any]:
         if not ids:
             ids.append(hot_ids(_partitions(folder)))
         chosen = ids[0][(where * len(ids[0])).long()]
-        out = model["out"](model["table"](chosen).mean(1))[:, 0]
+        out: torch.Tensor = model["out"](model["table"](chosen).mean(1))[:, 0]
         return ((out - y) ** 2).mean()
 
     with session:

@@ -14,8 +14,8 @@ third of the gap (`PART_OF_GAP`): what was predicted wrongly is put right by the
 
 It is worth it if the fuller of the two servers is relieved by `LEAST_GAIN` of the mean at least. It is predicted that
 a range costs its new server what it cost the old one: this makes too little of a move to a faster server, which only
-means that another one follows. A range that moved before rests, longer each time (`Rests`): what varies, or costs more than
-predicted, is not moved to and fro.
+means that another one follows. A range that moved before rests, longer each time (`Rests`): what varies, or costs more
+than predicted, is not moved to and fro.
 
 No server is made to hold more than `MOST_BYTES` times its part by capacity: load moves, but memory has an end.
 """

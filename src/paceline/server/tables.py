@@ -58,6 +58,14 @@ class Tables:
                 gradients = gradients * scale
             self._table(name).push(ids, gradients, Hyper.of(hyper[name]), step)
 
+    def check_settings(
+        self, parts: Sequence[tuple[Parcel, set[int]]], settings: Sequence[TableSettings], step: int
+    ) -> None:
+        """Raise what an update of these would raise on account of its settings."""
+        hyper = {one.table: one.values for one in settings}
+        for name in {rows.table for parcel, ranges in parts if ranges & self.held for rows in parcel.detail.rows}:
+            self._table(name).check_settings(Hyper.of(hyper[name]), step)
+
     def squares(self, parts: Sequence[tuple[Parcel, set[int]]]) -> float:
         """Of the sum of what these parcels push."""
         return sum(float(gradients.double().square().sum()) for _, (_, gradients) in self._summed(parts))
