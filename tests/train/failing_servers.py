@@ -49,7 +49,10 @@ def cannot_finish_an_update(folder: Path, number: int) -> None:
 
 
 def has_no_room_for_rows(folder: Path, _: int) -> None:
-    mock.patch("paceline.server.memory.available_bytes", lambda: 0 if is_time(folder) else available_bytes()).start()
+    def available() -> int:
+        return 0 if is_time(folder) else available_bytes()
+
+    mock.patch("paceline.server.memory.available_bytes", available).start()
 
 
 def has_few_addresses(_: int) -> None:

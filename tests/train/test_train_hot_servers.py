@@ -54,10 +54,10 @@ def test_a_hot_server_gives_ranges_away_while_training_goes_on(tmp_path: Path) -
         run.wait_for(lambda: num_given_away() >= 1)
         run.kill_coordinator()
         run.start_coordinator()
-        run.wait_for(lambda: num_given_away() >= 2)
+        run.wait_for(lambda: num_given_away() >= 3)
         told = run.events("hot server")
         assert len(told) >= 2
-        assert all(text.startswith(f"{crowded} has ") and "goes to " in text for text in told[:2])
+        assert all(text.startswith(f"{crowded} has ") and " to " in text for text in told[:2])
         finish(run, tmp_path)
 
 
