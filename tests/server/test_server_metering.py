@@ -37,7 +37,7 @@ def full_window(clock: Clock, meter: Meter) -> None:
 
 
 def test_time_is_shared_out_by_bytes(clock: Clock) -> None:
-    meter = Meter(clock)
+    meter = Meter(clock, part=1.0)
     meter.add(0.4, (0, 1), dense(30, 10), None)
     meter.add(0.1, (1,), dense(30, 10), None)
     full_window(clock, meter)
@@ -48,7 +48,7 @@ def test_time_is_shared_out_by_bytes(clock: Clock) -> None:
 
 
 def test_a_window_needs_time_and_requests(clock: Clock) -> None:
-    meter = Meter(clock)
+    meter = Meter(clock, part=1.0)
     meter.add(0.5, (0,), dense(1), None)
     clock.now += WINDOW_S
     assert meter.look().number == 0
@@ -63,7 +63,7 @@ def test_a_window_needs_time_and_requests(clock: Clock) -> None:
 
 
 def test_the_time_of_a_commit_goes_to_what_was_staged(clock: Clock) -> None:
-    meter = Meter(clock)
+    meter = Meter(clock, part=1.0)
     meter.add(0.0, (0, 1), dense(10, 30), None, push=Stage(1, 1, 0))
     meter.add(0.0, (0, 1), dense(10, 0), None, push=Stage(1, 1, 1))
     commit = Commit(1, 1, 2, 1.0)
@@ -75,7 +75,7 @@ def test_the_time_of_a_commit_goes_to_what_was_staged(clock: Clock) -> None:
 
 
 def test_what_is_loaded_or_moved_makes_busy_and_is_no_cost(clock: Clock) -> None:
-    meter = Meter(clock)
+    meter = Meter(clock, part=1.0)
     meter.add(0.2, (0,), dense(5), None, push=Load(1))
     meter.add_other(0.3)
     full_window(clock, meter)
@@ -110,3 +110,11 @@ def test_of_many_ids_some_tell_of_all() -> None:
 def test_a_replica_is_not_sent_what_is_wanted() -> None:
     detail = Detail(wants=(Slice(0, 0, 0, 5),), row_wants=(Rows("t", 0, 0),))
     assert touched_bytes((0, 2), Parcel(detail, [torch.arange(3)]), PARTITIONS) == {}
+
+
+def test_the_time_of_requests_that_were_not_looked_into_is_shared_out_as_that_of_the_others(clock: Clock) -> None:
+    meter = Meter(clock)
+    for _ in range(400):
+        meter.add(0.001, (0, 1), dense(30, 10), None)
+    clock.now += WINDOW_S
+    assert meter.look().costs == pytest.approx({0: 0.3, 1: 0.1})

@@ -8,12 +8,16 @@ it comes once.
 The time is that of the clock, not of the processor: on a machine with a noisy neighbour the same work takes longer, and
 that is what shall be seen.
 
+To look into a request costs time itself, so that is done with one in four, chosen at random; the time of the others is
+shared out as theirs was.
+
 A *window* ends after `WINDOW_S` with `FEWEST` requests, or after `LONGEST_S` with fewer: where steps take long, a short
 one would have a step or none.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
@@ -40,15 +44,18 @@ class Measured(NamedTuple):
 
 
 class Meter:
-    """For any thread. `clock` is in seconds."""
+    """For any thread. `clock` is in seconds; `part` of the requests are looked into."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], part: float = 0.25) -> None:
         self._clock = clock
+        self._part = part
+        self._dice = random.Random(0)
         self._lock = threading.Lock()
         self._began = clock()
         self._num_requests = 0
         self._busy_s = 0.0
         self._seconds: dict[int, float] = {}
+        self._others_s = 0.0  # of requests that were not looked into
         self._staged: dict[int, float] = {}  # the bytes that wait for their commit
         self._last = Measured()
 
@@ -63,18 +70,23 @@ class Meter:
         commit: Commit | None = None,
     ) -> None:
         """So long it took to do this."""
-        touched = dict(touched_bytes(ranges, parcel, partitions))
+        is_chosen = self._dice.random() < self._part
+        touched = touched_bytes(ranges, parcel, partitions) if is_chosen else {}
         with self._lock:
             self._busy_s += seconds
             self._num_requests += 1
             if commit is not None:
-                for number in ranges:
-                    touched[number] = touched.get(number, 0.0) + self._staged.pop(number, 0.0)
+                for number in self._staged.keys() & set(ranges):
+                    touched[number] = touched.get(number, 0.0) + self._staged.pop(number)
             if isinstance(push, Stage):
                 for number, size in touched.items():
                     self._staged[number] = self._staged.get(number, 0.0) + size
-            if not isinstance(push, Load):
-                self._share_out(seconds, touched or dict.fromkeys(ranges, 1.0))
+            if isinstance(push, Load):
+                return
+            if touched:
+                self._share_out(seconds, touched)
+            else:
+                self._others_s += seconds
 
     def add_other(self, seconds: float) -> None:
         """So long it took to do what is no work of any range."""
@@ -92,10 +104,11 @@ class Meter:
         with self._lock:
             elapsed_s = self._clock() - self._began
             if elapsed_s >= LONGEST_S or (elapsed_s >= WINDOW_S and self._num_requests >= FEWEST):
+                self._share_out(self._others_s, dict(self._seconds))
                 costs = {number: seconds / elapsed_s for number, seconds in self._seconds.items()}
                 self._last = Measured(self._last.number + 1, min(1.0, self._busy_s / elapsed_s), costs)
                 self._began += elapsed_s
-                self._busy_s, self._num_requests, self._seconds = 0.0, 0, {}
+                self._busy_s, self._others_s, self._num_requests, self._seconds = 0.0, 0.0, 0, {}
             return self._last
 
 

@@ -241,7 +241,8 @@ class Rehearsal:
     def is_settled(self, servers: Sequence[int]) -> bool:
         """Whether the ranges are on these servers, as many times as they should be, and none is on its way."""
         pids = {self.servers[number].pid for number in servers}
-        wanted = {row["member"] for row in self.ask("status")["members"] if row["pid"] in pids}
+        with self.reader() as reader:  # the coordinator may be on its way back
+            wanted = {row.member for row in reader.members() if row.pid in pids}
         placement = self.placement()
         num_backups = min(self._config.settings.replicas, len(servers)) - 1
         at_rest = (len(one.backups) == num_backups and not one.joining and not one.handing for one in placement.ranges)
