@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from paceline.control.messages import Introduction, Phase, Report, Serving
 from paceline.control.roster import Record
-from paceline.control.serving import Change, ServerManager
+from paceline.control.serving import Aim, Change, ServerManager
 from paceline.placement.placement import Placement, Replicas
 from paceline.wire.card import Card
+from paceline.wire.decoding import decode
 
 
 def record(name: str, *, ready: bool = True, leaving: bool = False, serving: Serving | None = None) -> Record:
@@ -213,9 +216,10 @@ def test_a_coordinator_that_comes_back_leaves_ranges_where_load_brought_them() -
     founded(manager, "ab", num_ranges=8)
     costs = skewed(manager)
     measuring(manager, costs, range(1, 40))
-    later = ServerManager(1, manager.placement, manager.aim)
+    remembered = decode(msgspec.msgpack.encode(manager.aim), Aim)
+    later = ServerManager(1, manager.placement, remembered)
     assert measuring(later, costs, range(40, 41)) == []
-    assert later.aim is manager.aim
+    assert later.aim is remembered
     # In the middle of a move it goes on with it.
     other = ServerManager(1)
     founded(other, "ab", num_ranges=8)
