@@ -253,3 +253,14 @@ def test_nothing_is_given_away_while_somebody_leaves() -> None:
     measuring(manager, costs, range(1, 40), leaving="b")
     assert homes(manager.placement) == [{"a"}] * 8
     assert manager.take_news() == []
+
+
+def test_a_server_that_nothing_would_relieve_is_named_once() -> None:
+    manager = ServerManager(1)
+    founded(manager, "ab", num_ranges=8)
+    hot = manager.placement.ranges_of["a"][0]
+    costs = dict.fromkeys("ab", dict.fromkeys(range(8), 0.001) | {hot: 0.9})
+    assert measuring(manager, costs, range(1, 60)) == []
+    (text,) = manager.take_news()
+    assert text.startswith("a has 1.99 times the mean load")
+    assert f"range {hot} alone is 1.98 of that; only a faster machine would help" in text

@@ -170,7 +170,10 @@ def _named(numbers: Sequence[int]) -> str:
 
 
 def _stuck(found: Stuck) -> str:
+    is_one = found.cost > found.load / 2
+    why = f"range {found.number} alone is {found.cost:.2f} of that" if is_one else "the others have copies, or no room"
+    remedy = "only a faster machine would help" if is_one else "one more server, or a faster machine, would help"
     return (
         f"{found.server} has {found.load:.2f} times the mean load of a server, and nothing that could move would "
-        f"relieve it: range {found.number} alone is {found.cost:.2f} of that; only a faster machine would help"
+        f"relieve it: {why}; {remedy}"
     )
