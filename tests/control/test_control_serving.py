@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from paceline.control.messages import Introduction, Phase, Report, Serving
 from paceline.control.roster import Record
-from paceline.control.serving import Change, ServerManager
+from paceline.control.serving import Aim, Change, ServerManager
 from paceline.placement.placement import Placement, Replicas
 from paceline.wire.card import Card
+from paceline.wire.decoding import decode
 
 
 def record(name: str, *, ready: bool = True, leaving: bool = False, serving: Serving | None = None) -> Record:
@@ -31,6 +34,35 @@ def settle(manager: ServerManager, names: str, *, leaving: str = "", building: s
         if manager.update(records, [1] * num_ranges) is None:
             return
     raise AssertionError("the placement never comes to rest")
+
+
+def costs_on(manager: ServerManager, name: str, costs: dict[int, float]) -> dict[int, float]:
+    """Of the ranges that a server is primary of."""
+    return {number: costs[number] for number in manager.placement.ranges_of.get(name, ())}
+
+
+def measuring(
+    manager: ServerManager, costs: dict[str, dict[int, float]], rounds: range, *, leaving: str = ""
+) -> list[Placement]:
+    """All do at once what they are told, and say so often what their ranges cost them; what follows."""
+    found = []
+    for window in rounds:
+        for _ in range(6):
+            ranges = manager.placement.ranges
+            everything = tuple(range(len(ranges)))
+            version = manager.placement.version
+            said = {
+                name: Serving(
+                    version, everything, everything, window=window, costs=costs_on(manager, name, costs[name])
+                )
+                for name in costs
+            }
+            records = [record(name, leaving=name in leaving, serving=said[name]) for name in costs]
+            change = manager.update(records, [1] * len(ranges))
+            if change is None:
+                break
+            found.append(change.placement)
+    return found
 
 
 def homes(placement: Placement) -> list[set[str]]:
@@ -145,3 +177,90 @@ def test_a_goal_stands_while_the_same_servers_are_there() -> None:
     settle(manager, "ab")
     seen.append(manager.placement.ranges)
     assert seen[0] == seen[1]
+
+
+ALIKE = dict.fromkeys(range(8), 0.1)
+
+
+def skewed(manager: ServerManager) -> dict[str, dict[int, float]]:
+    """The first ranges of one server are ten times as hot as all others, wherever they are."""
+    hot = manager.placement.ranges_of["a"][:2]
+    return dict.fromkeys("ab", ALIKE | dict.fromkeys(hot, 1.0))
+
+
+def test_a_hot_server_gives_a_range_away_and_it_is_said_why() -> None:
+    manager = ServerManager(1)
+    founded(manager, "ab", num_ranges=8)
+    costs = skewed(manager)
+    before = manager.aim
+    assert measuring(manager, costs, range(1, 40)) != []
+    assert list(manager.aim.num_moves.values()) == [1]
+    assert manager.aim.homes != before.homes
+    (text,) = manager.take_news()
+    assert text.startswith("a has 1.")
+    assert "goes to b" in text
+    assert manager.take_news() == []
+    hot = [number for number, cost in costs["a"].items() if cost == 1.0]
+    assert {manager.placement.ranges[number].primary.server for number in hot} == {"a", "b"}
+    assert all(replicas.origin == 1 for replicas in manager.placement.ranges)
+
+
+def test_nothing_is_given_away_for_load_where_that_is_not_wanted() -> None:
+    manager = ServerManager(1, by_load=False)
+    founded(manager, "ab", num_ranges=8)
+    assert measuring(manager, skewed(manager), range(1, 60)) == []
+
+
+def test_a_coordinator_that_comes_back_leaves_ranges_where_load_brought_them() -> None:
+    manager = ServerManager(1)
+    founded(manager, "ab", num_ranges=8)
+    costs = skewed(manager)
+    measuring(manager, costs, range(1, 40))
+    remembered = decode(msgspec.msgpack.encode(manager.aim), Aim)
+    later = ServerManager(1, manager.placement, remembered)
+    assert measuring(later, costs, range(40, 41)) == []
+    assert later.aim is remembered
+    # In the middle of a move it goes on with it.
+    other = ServerManager(1)
+    founded(other, "ab", num_ranges=8)
+    costs = skewed(other)
+    for window in range(1, 40):
+        said = {name: Serving(window=window, costs=costs_on(other, name, costs[name])) for name in "ab"}
+        if other.update([record(name, serving=said[name]) for name in "ab"], [1] * 8) is not None:
+            break
+    assert any(one.joining for one in other.placement.ranges)
+    after = ServerManager(1, other.placement, other.aim)
+    measuring(after, costs, range(40, 42))
+    assert [one.primary.server for one in after.placement.ranges] == [homes[0] for homes in other.aim.homes]
+
+
+def test_who_comes_later_gets_its_part_of_the_load_and_not_of_the_bytes() -> None:
+    manager = ServerManager(1)
+    founded(manager, "ab", num_ranges=8)
+    costs = skewed(manager)
+    measuring(manager, costs, range(1, 40))
+    measuring(manager, {**costs, "c": costs["a"]}, range(40, 41))
+    loads = {
+        server: sum(costs["a"][number] for number in numbers) for server, numbers in manager.placement.ranges_of.items()
+    }
+    assert max(loads.values()) <= 1.01, loads
+
+
+def test_nothing_is_given_away_while_somebody_leaves() -> None:
+    manager = ServerManager(1)
+    founded(manager, "ab", num_ranges=8)
+    costs = skewed(manager)
+    measuring(manager, costs, range(1, 40), leaving="b")
+    assert homes(manager.placement) == [{"a"}] * 8
+    assert manager.take_news() == []
+
+
+def test_a_server_that_nothing_would_relieve_is_named_once() -> None:
+    manager = ServerManager(1)
+    founded(manager, "ab", num_ranges=8)
+    hot = manager.placement.ranges_of["a"][0]
+    costs = dict.fromkeys("ab", dict.fromkeys(range(8), 0.001) | {hot: 0.9})
+    assert measuring(manager, costs, range(1, 60)) == []
+    (text,) = manager.take_news()
+    assert text.startswith("a has 1.99 times the mean load")
+    assert f"range {hot} alone is 1.98 of that; only a faster machine would help" in text

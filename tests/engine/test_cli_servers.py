@@ -110,6 +110,7 @@ def test_what_cannot_be_started_is_said_in_one_line(tmp_path: Path) -> None:
         (["run", "--servers", "2", "--replicas", "0", script], "--replicas 0"),
         (["run", "--servers", "2", "--replicas", "3", script], "each replica needs its own server; give --servers 3"),
         (["run", "--replicas", "2", script], "give --servers 2 or more, or leave out --replicas"),
+        (["run", "--servers", "2", "--ranges", "equal", script], "--ranges equal: give auto"),
         (["run", "-n", "0", "--servers", "1", script], "-n 0: a run needs at least one worker"),
         (["join"], "there is no invitation"),
         (["join", "CODE", "--servers", "1"], "there is no script to run"),

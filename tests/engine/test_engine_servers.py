@@ -25,7 +25,9 @@ from paceline.engine.events import (
     Tick,
 )
 from paceline.engine.local import SERVER_COMMAND, Job
+from paceline.engine.running import Hosting
 from paceline.engine.slots import Rules, State
+from paceline.engine.speeds import parse_ranges
 
 # Of an agent with two workers and two servers.
 W0, W1, S0, S1 = range(4)
@@ -337,6 +339,11 @@ def test_rules_that_make_no_sense_are_refused(rules: dict[str, int], problem: st
 def test_settings_that_make_no_sense_are_refused(servers: int, replicas: int, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Settings(servers=servers, replicas=replicas)
+
+
+def test_ranges_are_divided_by_load_unless_they_are_fixed() -> None:
+    assert Hosting(workers=1, servers=2).settings().by_load
+    assert not Hosting(workers=1, servers=2, by_load=parse_ranges("fixed")).settings().by_load
 
 
 def test_servers_stand_in_the_slots_after_the_workers() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 
+import paceline
 from paceline.wire.decoding import decode
 
 
@@ -66,3 +68,13 @@ def test_a_type_is_decoded_by_several_threads_at_first() -> None:
             assert os.waitpid(child, 0)[1] == 0
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_messages_are_decoded_in_one_place_only() -> None:
+    source = Path(paceline.__file__).parent
+    elsewhere = [
+        str(path.relative_to(source))
+        for path in sorted(source.rglob("*.py"))
+        if "msgpack.decode(" in path.read_text() and path.name != "decoding.py"
+    ]
+    assert elsewhere == []

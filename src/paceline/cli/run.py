@@ -45,6 +45,9 @@ def run(
     ] = False,
     servers: ServersOption = 0,
     replicas: Annotated[int, typer.Option(help="On how many servers each parameter is.")] = 1,
+    ranges: Annotated[
+        str, typer.Option(metavar="auto|fixed", help="How servers divide parameters: by load, or by capacity alone.")
+    ] = "auto",
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
 ) -> None:
@@ -58,6 +61,7 @@ def run(
             drop_stragglers=drop_stragglers,
             servers=servers,
             replicas=replicas,
+            ranges=ranges,
         )
         code = _run(
             command,
@@ -85,6 +89,7 @@ def _hosting(
     drop_stragglers: bool,
     servers: int,
     replicas: int,
+    ranges: str,
 ) -> Hosting:
     from paceline.engine import speeds
     from paceline.engine.running import Hosting
@@ -106,6 +111,7 @@ def _hosting(
         capacity=speeds.parse_capacity(capacity),
         servers=servers,
         replicas=replicas,
+        by_load=speeds.parse_ranges(ranges),
         **limit,
     )
     hosting.settings()

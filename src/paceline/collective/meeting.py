@@ -25,6 +25,7 @@ from paceline.wire import calls
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
+from paceline.wire.decoding import decode
 from paceline.wire.dialing import dial, is_loopback
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
@@ -47,7 +48,7 @@ class Invitation(msgspec.Struct, frozen=True, array_like=True):
     def decode(cls, text: str) -> Invitation:
         body = text.strip().removeprefix(_PREFIX)
         try:
-            return msgspec.msgpack.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=cls)
+            return decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), cls)
         except (msgspec.DecodeError, binascii.Error, ValueError) as error:
             raise ValueError(
                 "this is not an invitation, or it was cut; copy the whole line, from paceline1: on"

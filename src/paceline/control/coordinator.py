@@ -56,9 +56,10 @@ from paceline.control.messages import (
 )
 from paceline.control.roster import Fate, Record
 from paceline.control.seating import gifts_for, seats_for
-from paceline.control.serving import Change, ServerManager
+from paceline.control.serving import Aim, Change, ServerManager
 from paceline.control.speech import Speech, plan_of
 from paceline.placement.placement import Placement
+from paceline.wire.decoding import decode
 
 
 class Coordinator:
@@ -72,19 +73,22 @@ class Coordinator:
         self._ready_since: float | None = None
         self._actions: list[Action] = []
         self._announced = False
-        standing, placement, leases = Standing(), Placement(), (-1, 0)
+        standing, placement, aim, leases = Standing(), Placement(), Aim(), (-1, 0)
         for key, value in (remembered or {}).items():
             if key == "standing":
-                standing = msgspec.msgpack.decode(value, type=Standing)
+                standing = decode(value, Standing)
             elif key == "placement":
-                placement = msgspec.msgpack.decode(value, type=Placement)
+                placement = decode(value, Placement)
+            elif key == "aim":
+                aim = decode(value, Aim)
             elif key == "leases":
-                leases = msgspec.msgpack.decode(value, type=tuple[int, int])
+                leases = decode(value, tuple[int, int])
             elif key.startswith("member/"):
                 record = Record.restore(value, now)
                 self.records[record.member] = record
         self.standing = standing
-        self._manager = ServerManager(settings.replicas, placement)
+        self._manager = ServerManager(settings.replicas, placement, aim, by_load=settings.by_load)
+        self._kept_aim = aim
         self._desk = Desk(leases)
         self._keep(term=standing.term + 1)
         self._first_actions = self._actions
@@ -273,6 +277,7 @@ class Coordinator:
         change = self._manager.update(self.servers, self.standing.ranges)
         if change is not None:
             self._place(change)
+        self._keep_aim()
         for record in self.servers:
             if record.is_going and not self._manager.holds(record.member):
                 self._end(record, Fate.RELEASED, "left the run")
@@ -282,6 +287,13 @@ class Coordinator:
         if change.lost:
             text = f"{len(change.lost)} of {len(change.placement.ranges)} ranges: no server that lives has them"
             self._note("lost ranges", None, text)
+
+    def _keep_aim(self) -> None:
+        if self._manager.aim is not self._kept_aim:
+            self._kept_aim = self._manager.aim
+            self._actions.append(Remember("aim", msgspec.msgpack.encode(self._kept_aim)))
+        for text in self._manager.take_news():
+            self._note("hot server", None, text)
 
     def _watch_progress(self) -> None:
         pending = self.standing.pending
@@ -394,6 +406,7 @@ class Coordinator:
         self._actions.append(Remember("leases", None))
         if self.standing.ranges:
             self._place(self._manager.found(generation, self._ready_servers(), self.standing.ranges))
+            self._keep_aim()
         self._issue(plan)
 
     def _ready_servers(self) -> list[Record]:

@@ -16,7 +16,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`wanted` members start the run, or at least `fewest` after `grace_s`; no more than `most` are seated. `shares`
     are fixed ones, in the order of the first ranks: as many as there may be members, or one that all have; none lets
     each worker take what it can carry. `servers` start the run beside the workers, and hold each parameter `replicas`
-    times, on as many of them."""
+    times, on as many of them; those that have much more to do than others give ranges away if `by_load`."""
 
     wanted: int = 1
     fewest: int = 1
@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drop_stragglers: bool = False
     servers: int = 0
     replicas: int = 1
+    by_load: bool = True
     grace_s: float = 20.0
     silence_s: float = 5.0
     stuck_s: float = 60.0  # the same for a process that is seen to be busy

@@ -29,6 +29,7 @@ from paceline.errors import AddressError, HandshakeRefused
 from paceline.wire import calls
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
+from paceline.wire.decoding import decode
 from paceline.wire.dialing import dial, is_loopback
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
@@ -81,7 +82,7 @@ class Code(msgspec.Struct, frozen=True, array_like=True):
             checked = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
             if zlib.crc32(checked[:-4]).to_bytes(4, "big") != checked[-4:]:
                 raise ValueError("its sum is wrong")
-            return msgspec.msgpack.decode(checked[:-4], type=cls)
+            return decode(checked[:-4], cls)
         except (binascii.Error, ValueError, msgspec.DecodeError) as error:
             raise ValueError(f"this invitation was cut or changed ({error}); copy the whole line again") from error
 
@@ -126,7 +127,7 @@ class Door:
         self._endpoint: Endpoint | None = None
         self._port = int(remembered.get(PORT_KEY, b"0"))
         self._invitations = {
-            key.removeprefix(KEY): msgspec.msgpack.decode(value, type=_Invitation)
+            key.removeprefix(KEY): decode(value, _Invitation)
             for key, value in remembered.items()
             if key.startswith(KEY)
         }

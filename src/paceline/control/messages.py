@@ -102,9 +102,9 @@ class Introduction(msgspec.Struct, frozen=True):
 
 class Serving(msgspec.Struct, frozen=True):
     """What a server says of itself: the version of the placement it goes by, which ranges it has all of and which it
-    has handed over; and for people, how many keys it has, how much memory, and which part of the time it was busy,
-    and how stale pushes of leases were: how many of them had 0, 1, 2 to 3, 4 to 7, ... other updates between their pull
-    and themselves."""
+    has handed over; in the `window` of this number, which seconds of a second each of its ranges cost it; and for
+    people, how many keys it has, how much memory, which part of that window it was busy, and how stale pushes of leases
+    were: how many of them had 0, 1, 2 to 3, 4 to 7, ... other updates between their pull and themselves."""
 
     version: int = 0
     synced: tuple[int, ...] = ()
@@ -113,6 +113,8 @@ class Serving(msgspec.Struct, frozen=True):
     num_bytes: int = 0
     busy: float = 0.0
     staleness: tuple[int, ...] = ()
+    window: int = 0
+    costs: dict[int, float] = {}
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 from paceline.control.coordinator_events import Standing
 from paceline.control.roster import Fate, Record
 from paceline.placement.placement import Placement
+from paceline.wire.decoding import decode
 
 _REASON = "its run ended before it, and was resumed without it"
 
@@ -25,7 +26,7 @@ def reopened(remembered: Mapping[str, bytes], applied: int) -> dict[str, bytes]:
             if record.fate is None:
                 record.fate, record.reason = Fate.DEAD, _REASON
                 changes[key] = record.durable()
-    standing = msgspec.msgpack.decode(remembered["standing"], type=Standing)
+    standing = decode(remembered["standing"], Standing)
     standing = msgspec.structs.replace(
         standing,
         current=None,
@@ -40,7 +41,7 @@ def reopened(remembered: Mapping[str, bytes], applied: int) -> dict[str, bytes]:
         reached=max(standing.reached, applied),
     )
     if "placement" in remembered:  # its servers are gone too; versions go on counting
-        placement = msgspec.msgpack.decode(remembered["placement"], type=Placement)
+        placement = decode(remembered["placement"], Placement)
         placement = msgspec.structs.replace(placement, cards=(), ranges=())
         changes["placement"] = msgspec.msgpack.encode(placement)
     return {**changes, "standing": msgspec.msgpack.encode(standing)}

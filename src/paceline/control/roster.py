@@ -6,7 +6,8 @@ from enum import Enum
 
 import msgspec
 
-from paceline.control.messages import Introduction, Phase, Report
+from paceline.control.messages import Introduction, Phase, Report, Serving
+from paceline.wire.decoding import decode
 
 
 class Fate(Enum):
@@ -66,8 +67,8 @@ class Record:
 
     def _essence(self) -> Report:
         serving = self.report.serving
-        if serving is not None:  # figures are for people
-            serving = msgspec.structs.replace(serving, num_keys=0, num_bytes=0, busy=0.0, staleness=())
+        if serving is not None:  # figures are for people, and for the next tick
+            serving = Serving(serving.version, serving.synced, serving.handed)
         return msgspec.structs.replace(
             self.report, number=0, term=0, applied=min(self.report.applied, 0), placement=0, serving=serving
         )
@@ -79,7 +80,7 @@ class Record:
 
     @classmethod
     def restore(cls, value: bytes, now: float) -> Record:
-        durable = msgspec.msgpack.decode(value, type=_Durable)
+        durable = decode(value, _Durable)
         record = cls(durable.introduction, now)
         record.connected = False
         record.fate = durable.fate

@@ -1,8 +1,11 @@
 """The coordinator's side of the server group: where the ranges of the parameters are, and where they go next.
 
 It keeps the placement, which is remembered before anybody hears of it, and makes the next version whenever a server
-came, died, wants to leave, or has done what the last version asked of it. What moves how is decided in
-`paceline.placement`; here is only who lives, how strong each is and what it said.
+came, died, wants to leave, or has done what the last version asked of it; or when one has much more to do than the
+others. What moves how is decided in `paceline.placement`; here is only who lives, how strong each is and what it said.
+
+Where the ranges should be (`Aim`) is remembered too: else a coordinator that came back would place them by their size
+again, and what was given away because it is hot would come back.
 """
 
 from __future__ import annotations
@@ -10,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from paceline.control.messages import Phase
 from paceline.control.roster import Record
 from paceline.placement import evolving
 from paceline.placement.evolving import Heard
+from paceline.placement.gauge import Window
 from paceline.placement.placement import Placement, Replicas
 from paceline.placement.placing import Homes, Site, place
+from paceline.placement.relief import Move
+from paceline.placement.relieving import Relieving, Stuck
 
 
 class Change(NamedTuple):
@@ -25,24 +33,41 @@ class Change(NamedTuple):
     lost: tuple[int, ...] = ()
 
 
-class ServerManager:
-    def __init__(self, num_replicas: int, placement: Placement = Placement()) -> None:
-        self.placement = placement
-        self._num_replicas = num_replicas
-        self._goal: list[Homes] = []
-        self._goal_for: object = None
+class Aim(msgspec.Struct, frozen=True):
+    """Where the ranges should be, for these servers and these bytes of each range; what ranges have to do, and how
+    often they were moved because of it."""
 
-    def found(self, founding: int, servers: Sequence[Record], weights: Sequence[int]) -> Change:
+    homes: tuple[Homes, ...] = ()
+    sites: dict[str, Site] = {}
+    num_bytes: tuple[int, ...] = ()
+    work: tuple[float, ...] = ()
+    num_moves: dict[int, int] = {}
+
+
+class ServerManager:
+    """With `by_load` servers that have much more to do than others are relieved of ranges. `aim` is to be remembered
+    with the placement."""
+
+    def __init__(
+        self, num_replicas: int, placement: Placement = Placement(), aim: Aim = Aim(), *, by_load: bool = True
+    ) -> None:
+        self.placement = placement
+        self.aim = aim
+        self._news: list[str] = []
+        self._num_replicas = num_replicas
+        self._by_load = by_load
+        self._relieving = Relieving(aim.num_moves, aim.work)
+
+    def found(self, founding: int, servers: Sequence[Record], num_bytes: Sequence[int]) -> Change:
         """The run is founded, or founded again: all ranges are empty, and are loaded by who founds it."""
         version = self.placement.version + 1
-        self._goal, self._goal_for = [], None
-        sites = _sites_of(servers)
-        goal = self._find_goal(sites, weights, ())
+        self.aim, self._relieving = Aim(), Relieving()
+        self._find_aim(_sites_of(servers), num_bytes, ())
         cards = tuple(record.introduction.card for record in servers)
-        self.placement = Placement(version, founding, version, cards, evolving.start(goal, version))
+        self.placement = Placement(version, founding, version, cards, evolving.start(self.aim.homes, version))
         return Change(self.placement)
 
-    def update(self, servers: Sequence[Record], weights: Sequence[int]) -> Change | None:
+    def update(self, servers: Sequence[Record], num_bytes: Sequence[int]) -> Change | None:
         """What follows from who lives now and what they said; None if nothing does."""
         if not self.placement.ranges:
             return None
@@ -56,10 +81,12 @@ class ServerManager:
         if not sites:
             return None
         present = [tuple(one.server for one in replicas.everybody()) for replicas in self.placement.ranges]
-        goal = self._find_goal(sites, weights, present)
+        self._find_aim(sites, num_bytes, present)
+        if self._by_load:
+            self._relieve({record.member: _window_of(record) for record in there if record.member in sites})
         heard = {record.member: _heard(record) for record in there}
         version = self.placement.version + 1
-        ranges = self._evolve(heard, goal, version)
+        ranges = self._evolve(heard, self.aim.homes, version)
         if ranges == self.placement.ranges:
             return None
         named = {one.server for replicas in ranges for one in replicas.everybody()}
@@ -71,12 +98,44 @@ class ServerManager:
     def _evolve(self, heard: Mapping[str, Heard], goal: Sequence[Homes], version: int) -> tuple[Replicas, ...]:
         return evolving.evolve(self.placement.ranges, heard, goal, version)
 
-    def _find_goal(self, sites: Mapping[str, Site], weights: Sequence[int], present: Sequence[Homes]) -> list[Homes]:
-        """Where the ranges should be. It stands until other servers are there: what is on its way arrives first."""
-        if self._goal_for != (sites, weights):
-            self._goal = place(weights, sites, self._num_replicas, self._goal or present)
-            self._goal_for = (sites, weights)
-        return self._goal
+    # -- where the ranges should be ------------------------------------------------------------------------------------
+
+    def _find_aim(self, sites: dict[str, Site], num_bytes: Sequence[int], present: Sequence[Homes]) -> None:
+        """It stands until other servers are there: what is on its way arrives first."""
+        if (self.aim.sites, self.aim.num_bytes) != (sites, tuple(num_bytes)):
+            weights = self._relieving.weights(num_bytes)
+            self._keep_aim(place(weights, sites, self._num_replicas, self.aim.homes or present), sites, num_bytes)
+
+    def _keep_aim(self, homes: Sequence[Homes], sites: dict[str, Site], num_bytes: Sequence[int]) -> None:
+        relieving = self._relieving
+        self.aim = Aim(tuple(homes), sites, tuple(num_bytes), relieving.work, relieving.num_moves)
+
+    def _relieve(self, windows: Mapping[str, Window]) -> None:
+        """Ranges of one server get another home, if it is hot and nothing else is on its way."""
+        aim = self.aim
+        if not self._is_in_place():
+            self._relieving.disturb(windows)
+            return
+        found = self._relieving.look(windows, aim.homes, aim.sites, aim.num_bytes)
+        if isinstance(found, Move):
+            homes = [found.homes.get(number, present) for number, present in enumerate(aim.homes)]
+            self._keep_aim(homes, aim.sites, aim.num_bytes)
+            self._news.append(_moving(found))
+        elif found is not None:
+            self._news.append(_stuck(found))
+
+    def _is_in_place(self) -> bool:
+        return all(
+            not replicas.joining
+            and not replicas.handing
+            and (replicas.primary.server, {one.server for one in replicas.backups}) == (homes[0], set(homes[1:]))
+            for replicas, homes in zip(self.placement.ranges, self.aim.homes, strict=True)
+        )
+
+    def take_news(self) -> list[str]:
+        """What a person should know of hot servers."""
+        news, self._news = self._news, []
+        return news
 
     def holds(self, server: str) -> bool:
         """Whether anything is, or should be, on this server."""
@@ -92,3 +151,29 @@ def _sites_of(servers: Sequence[Record]) -> dict[str, Site]:
 def _heard(record: Record) -> Heard:
     serving = record.report.serving
     return Heard() if serving is None else Heard(serving.version, frozenset(serving.synced), frozenset(serving.handed))
+
+
+def _window_of(record: Record) -> Window:
+    serving = record.report.serving
+    return Window() if serving is None else Window(serving.window, serving.costs)
+
+
+def _moving(move: Move) -> str:
+    return (
+        f"{move.giver} has {move.before:.2f} times the mean load of a server: {_named(sorted(move.homes))} to "
+        f"{move.taker}, and neither has more than {move.after:.2f} then"
+    )
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return f"range {numbers[0]} goes" if len(numbers) == 1 else f"{len(numbers)} ranges, from {numbers[0]} on, go"
+
+
+def _stuck(found: Stuck) -> str:
+    is_one = found.cost > found.load / 2
+    why = f"range {found.number} alone is {found.cost:.2f} of that" if is_one else "the others have copies, or no room"
+    remedy = "only a faster machine would help" if is_one else "one more server, or a faster machine, would help"
+    return (
+        f"{found.server} has {found.load:.2f} times the mean load of a server, and nothing that could move would "
+        f"relieve it: {why}; {remedy}"
+    )

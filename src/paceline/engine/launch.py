@@ -31,10 +31,12 @@ def launch(
     drop_stragglers: bool = False,
     servers: int = 0,
     replicas: int = 1,
+    ranges: str = speeds.AUTO,
 ) -> list[Any]:
     """Run `function(*arguments)` in `workers` processes of this machine, as `paceline run -n` runs a script, and return
     what each returned, in order. What they print is printed here. `shares` is "auto", "equal", or fixed ones: "4:2:1".
-    `servers` processes more hold parameters, each on `replicas` of them.
+    `servers` processes more hold parameters, each on `replicas` of them; `ranges` is "auto", or "fixed" to move none
+    because of load.
 
     If the run fails, its root cause is raised: the worker's own exception, with its traceback as a note, where it has
     one that can travel, else `LaunchFailed`. A `ValueError` says before anything is started that the function cannot be
@@ -51,6 +53,7 @@ def launch(
         drop_stragglers=drop_stragglers,
         servers=servers,
         replicas=replicas,
+        by_load=speeds.parse_ranges(ranges),
     )
     hosting.settings()
     packed = task.pack(function, arguments)

@@ -57,6 +57,7 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity = Capacity()
     servers: int = 0
     replicas: int = 1
+    by_load: bool = True
 
     def settings(self) -> Settings:
         # A list of fixed shares says how many workers there may be.
@@ -69,6 +70,7 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
             drop_stragglers=self.drop_stragglers,
             servers=self.servers,
             replicas=self.replicas,
+            by_load=self.by_load,
         )
 
 

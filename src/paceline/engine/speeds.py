@@ -1,4 +1,4 @@
-"""What a person says of the speed of machines: `--shares` of a run, `--capacity` of the workers of one agent."""
+"""What a person says of the speed of machines: `--shares` and `--ranges` of a run, `--capacity` of one agent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 # How many seconds a worker may try the model before it joins; for `warm_up`.
 PROBE_VARIABLE = "PACELINE_PROBE_S"
-AUTO, EQUAL, PROBE = "auto", "equal", "probe"
+AUTO, EQUAL, FIXED, PROBE = "auto", "equal", "fixed", "probe"
 
 _PROBE_S = 1.0
 _LEAST, _MOST = 0.001, 1000.0
@@ -41,6 +41,16 @@ def parse_shares(text: str) -> tuple[int, ...]:
             "each worker, such as 4:2:1"
         )
     return shares
+
+
+def parse_ranges(text: str) -> bool:
+    """For `Settings.by_load`."""
+    if text not in (AUTO, FIXED):
+        raise ValueError(
+            f"--ranges {text}: give {AUTO} (a server that has much more to do than others gives ranges away), or "
+            f"{FIXED} (each has as many as its capacity says)"
+        )
+    return text == AUTO
 
 
 def parse_capacity(text: str) -> Capacity:

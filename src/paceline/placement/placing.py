@@ -51,19 +51,19 @@ def place(
     for rank in range(min(num_replicas, len(sites))):
         layer = _Layer(weights, capacities)
         for number in range(len(weights)):
-            banned = _banned(homes[number], sites)
+            banned = banned_beside(homes[number], sites)
             wish = known[number][rank] if rank < len(known[number]) else ""
             if wish and wish not in homes[number]:
                 layer.put(number, wish)
             else:
                 layer.find_room(number, [name for name in walk(number) if name not in banned])
-        layer.level(walk, [_banned(taken, sites) for taken in homes])
+        layer.level(walk, [banned_beside(taken, sites) for taken in homes])
         for number, home in enumerate(layer.home):
             homes[number].append(home)
     return [tuple(taken) for taken in homes]
 
 
-def _banned(taken: Sequence[str], sites: Mapping[str, Site]) -> set[str]:
+def banned_beside(taken: Sequence[str], sites: Mapping[str, Site]) -> set[str]:
     """Where one more replica must not be: beside another on its server, or its host if that can be helped."""
     hosts = {sites[name].host for name in taken}
     elsewhere = {name for name, site in sites.items() if site.host not in hosts}

@@ -118,6 +118,10 @@ class RowTable:
         self._check_rows(grads, len(ids), "grads")
         self._check_finite(ids, grads)
 
+    def check_settings(self, hyper: Hyper, step: int) -> None:
+        """Raise what a push with these would raise on their account."""
+        row_optimizers.check(self.spec, hyper, step)
+
     def drop(self, ids: torch.Tensor) -> None:
         """Forget the rows of these ids, which belong to another table from now on."""
         slots = self._index.find(ids).numpy()

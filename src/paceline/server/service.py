@@ -3,15 +3,21 @@
 Threads: one for each connection (a worker's, or that of another server that forwards), one for each replica that is
 fed. One lock guards the keeper and the tensors; who needs acknowledgements waits for them without it.
 
-Failure: what a request raises (a gradient that is not finite, no memory) goes back as the letter "raise"; nothing was
-changed then. A connection that breaks ends its thread. A replica that cannot be reached is tried again until a
-placement says that it is gone.
+Failure: what a request raises (a gradient that is not finite, no memory for new rows) goes back as the letter "raise";
+nothing was changed then. A connection that breaks ends its thread. A replica that cannot be reached is tried again
+until a placement says that it is gone.
+
+A server that could not finish an update, follow its primary, bring up a replica or take in a letter, as a rule for want
+of memory, *fails*: it answers nothing any more, says why, and ends. What it had acknowledged its replicas have; what
+it had not is asked of them again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import platform
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +27,10 @@ import msgspec
 from paceline.control.messages import Serving
 from paceline.errors import PacelineError, WireError
 from paceline.placement.placement import Placement
+from paceline.server.errors import HalfMade
 from paceline.server.keeper import Keeper, Outcome
 from paceline.server.messages import Acknowledged, Answer, Apply, Forward, Request
+from paceline.server.metering import Meter
 from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import Letter, Memories, Postbox
 from paceline.server.reaching import ROOM, reach
@@ -40,6 +48,7 @@ IDLE_S = 24 * 3600.0  # a worker may compute for long between two requests
 ANSWER_S = 60.0
 ADOPT_S = 30.0  # for a placement that another server knows already
 REDIAL_S = 0.05
+REMEDY = "give it more memory, or the run more servers (paceline join CODE --servers 1 -n 0)"
 NUM_BUCKETS = 8  # of the histogram of staleness: 0, 1, 2 to 3, 4 to 7, ...
 
 
@@ -65,10 +74,9 @@ class Service:
         self._memories = Memories()
         self._feeders: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
-        self._busy_s = 0.0
+        self._meter = Meter(time.monotonic)
         self._num_updates = 0
         self._staleness = [0] * NUM_BUCKETS
-        self._looked = time.monotonic()
         self._is_closed = False
         endpoint.open_room(ROOM, self._welcome)
 
@@ -76,7 +84,13 @@ class Service:
 
     def adopt(self, placement: Placement) -> None:
         with self._changed:
-            self._keeper.adopt(placement)
+            if self._has_failed:
+                return
+            try:
+                self._keeper.adopt(placement)
+            except Exception as error:
+                self._fail(f"it could not go by placement {placement.version}: {_words(error)}")
+                return
             for server in self._keeper.links:
                 if server not in self._feeders:
                     feeder = threading.Thread(target=self._feed, args=(server,), name="paceline-feeder", daemon=True)
@@ -88,17 +102,17 @@ class Service:
     def serving(self) -> Serving:
         with self._changed:
             heard = self._keeper.heard()
-            now = time.monotonic()
-            busy = self._busy_s / max(now - self._looked, 1e-3)
-            self._busy_s, self._looked = 0.0, now
+            measured = self._meter.look()
             return Serving(
                 heard.version,
                 tuple(sorted(heard.synced)),
                 tuple(sorted(heard.handed)),
                 self.store.num_keys,
                 self.store.num_bytes,
-                min(busy, 1.0),
+                measured.busy,
                 tuple(self._staleness) if any(self._staleness) else (),
+                measured.number,
+                dict(measured.costs),
             )
 
     # -- workers -----------------------------------------------------------------------------------------------------
@@ -116,6 +130,9 @@ class Service:
                 self._handle(postbox, letter, visitor)
         except WireError as error:
             logger.debug("%s: %s", connection.peer, error)
+        except MemoryError as error:
+            with self._changed:
+                self._fail(f"it has no memory for what {connection.peer} sends: {error}; {REMEDY}")
         except Exception:
             logger.exception("serving %s failed", connection.peer)
         finally:
@@ -136,7 +153,8 @@ class Service:
             answer = self._wait_for_replicas(outcome, deadline)
         except (ValueError, MemoryError, RuntimeError, msgspec.DecodeError, IndexError, KeyError) as error:
             logger.warning("a request of %s was refused: %s", postbox.connection.peer, error)
-            postbox.send("raise", f"{type(error).__name__}: {error}", deadline=deadline)
+            where = f"process {os.getpid()} on {platform.node()}"
+            postbox.send("raise", f"{_words(error)} ({where})", deadline=deadline)
             return
         if outcome.parcel is not None:
             answer = msgspec.structs.replace(answer, detail=_raw(outcome.parcel.detail))
@@ -147,12 +165,23 @@ class Service:
     def _serve(self, request: Request, parcel: Parcel) -> Outcome:
         with self._changed:
             began = time.monotonic()
+            if self._has_failed:
+                raise WireError("this server has failed")
             self.store.check(parcel)
-            outcome = self._keeper.serve(request, parcel)
+            try:
+                outcome = self._keeper.serve(request, parcel)
+            except HalfMade as error:
+                self._fail(f"{error}; {REMEDY}")
+                raise WireError("this server has failed") from error
             if isinstance(request.push, Apply):
                 self._count(request)
-            self._busy_s += time.monotonic() - began
+            seconds = time.monotonic() - began
             self._changed.notify_all()
+        if request.exports:
+            self._meter.add_other(seconds)
+        else:
+            partitions = self.store.tables.partitions
+            self._meter.add(seconds, request.ranges, parcel, partitions, push=request.push, commit=request.commit)
         return outcome
 
     def _count(self, request: Request) -> None:
@@ -188,13 +217,15 @@ class Service:
                 message = self._keeper.take(sender, forward, parcel)
             except Exception as error:
                 # What the primary has made is not here: this server must not be taken for one that has it.
-                self._has_failed = True
-                logger.exception("a change of %s could not be made", sender)
-                self._on_failure(f"a change that server {sender} made could not be made here: {error}")
+                self._fail(f"a change that server {sender} made could not be made here: {_words(error)}; {REMEDY}")
                 raise WireError("this replica has failed") from error
-            self._busy_s += time.monotonic() - began
+            seconds = time.monotonic() - began
         if forward.snapshot:
+            self._meter.add_other(seconds)
             self._on_change()
+        else:
+            partitions = self.store.tables.partitions
+            self._meter.add(seconds, forward.ranges, parcel, partitions, push=forward.push, commit=forward.commit)
         return message
 
     def _feed(self, server: str) -> None:
@@ -263,6 +294,13 @@ class Service:
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed, REDIAL_S)
 
+    def _fail(self, cause: str) -> None:
+        """This server must end; called with the lock."""
+        if not self._has_failed:
+            self._has_failed = True
+            logger.error("this server fails: %s", cause, exc_info=True)
+            self._on_failure(cause)
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -277,6 +315,10 @@ class Service:
                 connection.socket.shutdown(2)
         for feeder in feeders:
             feeder.join(2.0)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _raw(detail: Detail) -> msgspec.Raw:

@@ -1,18 +1,21 @@
 """The tensors of a server: dense blocks, sparse tables, and pushes that wait for their commit.
 
 The keeper decides what is done; here it is done, in this order for every range on every replica, so that all replicas
-come to the same. A push that cannot be applied (a row's gradient that is not finite, a wrong shape, no memory for its
-rows) is refused by `check`, before anything is changed. Dense gradients are known to be finite by who pushes them.
+come to the same. A push that cannot be applied (a row's gradient that is not finite, a wrong shape, settings that its
+table has nothing for) is refused before anything is changed. Dense gradients are known to be finite by who pushes them.
+What goes wrong after that, as a rule for want of memory, is a `HalfMade`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
 
 from paceline.server.dense import Block, Settings
+from paceline.server.errors import HalfMade
 from paceline.server.messages import Apply, Commit, Stage
 from paceline.server.parcels import Detail, Making, Packing, Parcel, StagedPush, UpdateSettings
 from paceline.server.tables import Tables
@@ -80,11 +83,15 @@ class TensorStore:
         settings = self._read(commit.settings)
         unused = self._unused(settings)
         key = (commit.generation, commit.step)
+        parts = self._parts_for(key, ranges)
+        self.tables.check_settings(parts, settings.tables, commit.step)
         for number, gradients in self._staged_for(key, ranges).items():
-            block = self.blocks[number]
-            gradient = _sum(gradients, commit.scale)
-            block.update(gradient, settings.sections[block.section], unused.get(number, ()))
-        self.tables.update(self._parts_for(key, ranges), commit.scale, settings.tables, commit.step)
+            with _in_full(f"range {number}"):
+                block = self.blocks[number]
+                gradient = _sum(gradients, commit.scale)
+                block.update(gradient, settings.sections[block.section], unused.get(number, ()))
+        with _in_full("the rows of tables"):
+            self.tables.update(parts, commit.scale, settings.tables, commit.step)
         for number in ranges:
             self.unstage(number, commit.generation, commit.step)
 
@@ -112,19 +119,22 @@ class TensorStore:
         settings = self._read(push.settings)
         wanted, unused = set(ranges), self._unused(settings)
         outputs = {where.number: where for where in parcel.detail.wants}
+        self.tables.check_settings([(parcel, wanted)], settings.tables, push.number)
         for where in parcel.detail.dense:
             if where.number in wanted:
                 block = self.blocks[where.number]
-                gradient = parcel.slice(where)
-                if push.scale != 1.0:
-                    gradient = gradient * push.scale
-                gradient, others = block.whole(gradient, where.offset)
-                block.update(gradient, settings.sections[block.section], [*unused.get(where.number, ()), *others])
+                with _in_full(f"range {where.number}"):
+                    gradient = parcel.slice(where)
+                    if push.scale != 1.0:
+                        gradient = gradient * push.scale
+                    gradient, others = block.whole(gradient, where.offset)
+                    block.update(gradient, settings.sections[block.section], [*unused.get(where.number, ()), *others])
                 # While it is in the cache; who asked looks at it only when it has the answer.
                 if where.number in outputs and outputs[where.number].length == block.values.numel():
                     parcel.wanted_slice(outputs[where.number]).copy_(block.values)
                     parcel.written.add(where.number)
-        self.tables.update([(parcel, wanted)], push.scale, settings.tables, push.number)
+        with _in_full("the rows of tables"):
+            self.tables.update([(parcel, wanted)], push.scale, settings.tables, push.number)
 
     def pull(self, ranges: Sequence[int], parcel: Parcel) -> Parcel | None:
         wanted = set(ranges)
@@ -212,6 +222,14 @@ class TensorStore:
     @property
     def num_keys(self) -> int:
         return self.tables.num_keys
+
+
+@contextlib.contextmanager
+def _in_full(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise HalfMade(f"the update of {what} could not be finished: {type(error).__name__}: {error}") from error
 
 
 def _sum(gradients: Sequence[torch.Tensor], scale: float) -> torch.Tensor:

@@ -21,12 +21,12 @@ _CHUNK_ROWS = 1 << 16
 class Tables:
     def __init__(self) -> None:
         self.tables: dict[str, RowTable] = {}
-        self._partitions: Partitions | None = None
+        self.partitions: Partitions | None = None
         self.held: set[int] = set()
 
     def take_up(self, specs: Sequence[TableSpec], partitions: Partitions, ranges: set[int]) -> None:
         """Hold the rows of these ranges from now on; there are none yet."""
-        self._partitions = partitions
+        self.partitions = partitions
         for spec in specs:
             present = self.tables[spec.name].spec if spec.name in self.tables else spec
             if present != spec:
@@ -57,6 +57,14 @@ class Tables:
             if scale != 1.0:
                 gradients = gradients * scale
             self._table(name).push(ids, gradients, Hyper.of(hyper[name]), step)
+
+    def check_settings(
+        self, parts: Sequence[tuple[Parcel, set[int]]], settings: Sequence[TableSettings], step: int
+    ) -> None:
+        """Raise what an update of these would raise on account of its settings."""
+        hyper = {one.table: one.values for one in settings}
+        for name in {rows.table for parcel, ranges in parts if ranges & self.held for rows in parcel.detail.rows}:
+            self._table(name).check_settings(Hyper.of(hyper[name]), step)
 
     def squares(self, parts: Sequence[tuple[Parcel, set[int]]]) -> float:
         """Of the sum of what these parcels push."""
@@ -96,7 +104,7 @@ class Tables:
     def _mask(self, ids: torch.Tensor, ranges: set[int]) -> torch.Tensor | None:
         """Which ids are in these ranges; None for all of them, as it is while nothing moves. A parcel may have ids of
         ranges that are not held here: they moved meanwhile, or another server backs them up."""
-        partitions = self._partitions
+        partitions = self.partitions
         if partitions is None:  # dense ranges are all that is here, and what was pushed to them came with rows
             return torch.zeros(len(ids), dtype=torch.bool)
         mine = torch.zeros(partitions.count, dtype=torch.bool)
@@ -117,9 +125,9 @@ class Tables:
             tensors = {name: parcel.tensors[number] for name, number in chunk.tensors.items()}
             rows = tensors.pop("rows")
             loaded = Chunk(parcel.tensors[chunk.ids], rows, tensors, parcel.tensors[chunk.versions])
-            assert self._partitions is not None
+            assert self.partitions is not None
             mine = torch.tensor(sorted(ranges), dtype=torch.int64)
-            self._table(chunk.table).load(loaded.select(torch.isin(self._partitions.of(loaded.ids), mine)))
+            self._table(chunk.table).load(loaded.select(torch.isin(self.partitions.of(loaded.ids), mine)))
 
     def pack(self, ranges: set[int], detail: Detail, packing: Packing) -> Detail:
         """All rows of these ranges."""
@@ -132,7 +140,7 @@ class Tables:
             if len(chunk := self._part_of(whole, ranges))
         )
         specs = tuple(table.spec for table in self.tables.values())
-        return msgspec.structs.replace(detail, tables=specs, partitions=self._partitions, chunks=chunks)
+        return msgspec.structs.replace(detail, tables=specs, partitions=self.partitions, chunks=chunks)
 
     def _part_of(self, chunk: Chunk, ranges: set[int]) -> Chunk:
         mask = self._mask(chunk.ids, ranges)
@@ -154,8 +162,8 @@ class Tables:
                     table.drop(chunk.ids[self._is_in(chunk.ids, number)])
 
     def _is_in(self, ids: torch.Tensor, number: int) -> torch.Tensor:
-        assert self._partitions is not None
-        return self._partitions.of(ids) == number
+        assert self.partitions is not None
+        return self.partitions.of(ids) == number
 
     @property
     def num_keys(self) -> int:

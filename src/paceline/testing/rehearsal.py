@@ -49,6 +49,7 @@ from paceline.placement.placement import Placement
 from paceline.testing.forking import fork_context
 from paceline.wire.card import this_host
 from paceline.wire.deadline import Deadline
+from paceline.wire.decoding import decode
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
@@ -124,9 +125,12 @@ class Rehearsal:
         folder: Path,
         settings: Settings | None = None,
         name: str = "rehearsal",
+        prepare_server: Callable[[int], None] | None = None,
     ) -> None:
+        """`prepare_server` is called in the process of each server, with its number, before it begins."""
         self._function = function
         self._arguments = arguments
+        self._prepare_server = prepare_server
         self.folder = folder
         self._context = fork_context()
         self._identity = Identity()
@@ -185,9 +189,10 @@ class Rehearsal:
 
     def add_server(self, capacity: float = 0.0) -> Child:
         """One more server; without a capacity it is one like any other."""
-        log = self._server_log_of(len(self.servers))
+        number = len(self.servers)
         ticket = msgspec.structs.replace(self.ticket, capacity=capacity)
-        process = self._context.Process(target=_serve, args=(msgspec.json.encode(ticket), str(log)))
+        arguments = (msgspec.json.encode(ticket), str(self._server_log_of(number)), number, self._prepare_server)
+        process = self._context.Process(target=_serve, args=arguments)
         process.start()
         server = Child(process)
         with self._lock:
@@ -240,12 +245,13 @@ class Rehearsal:
         database = sqlite3.connect(f"file:{self.folder / DATABASE}?mode=ro", uri=True, timeout=10.0)
         with contextlib.closing(database):
             row = database.execute("SELECT value FROM remembered WHERE key = 'placement'").fetchone()
-        return Placement() if row is None else msgspec.msgpack.decode(row[0], type=Placement)
+        return Placement() if row is None else decode(row[0], Placement)
 
     def is_settled(self, servers: Sequence[int]) -> bool:
         """Whether the ranges are on these servers, as many times as they should be, and none is on its way."""
         pids = {self.servers[number].pid for number in servers}
-        wanted = {row["member"] for row in self.ask("status")["members"] if row["pid"] in pids}
+        with self.reader() as reader:  # the coordinator may be on its way back
+            wanted = {row.member for row in reader.members() if row.pid in pids}
         placement = self.placement()
         num_backups = min(self._config.settings.replicas, len(servers)) - 1
         at_rest = (len(one.backups) == num_backups and not one.joining and not one.handing for one in placement.ranges)
@@ -408,13 +414,15 @@ def _work(
     os._exit(code)
 
 
-def _serve(ticket: bytes, log: str) -> None:
+def _serve(ticket: bytes, log: str, number: int, prepare: Callable[[int], None] | None) -> None:
     import torch
 
     from paceline.server.__main__ import main
 
     torch.set_num_threads(1)
     _equip(ticket, log)
+    if prepare is not None:
+        prepare(number)
     sys.exit(main())
 
 

@@ -21,6 +21,7 @@ import torch
 
 from paceline.collective import Group
 from paceline.strategy.calling import spread
+from paceline.wire.decoding import decode
 
 Validate = Callable[..., Mapping[str, Any]]
 
@@ -82,7 +83,8 @@ class Scores:
         """The results over all workers."""
         mine = {name: torch.cat(rows).contiguous() for name, rows in self._rows.items()}
         shapes = {name: (str(rows.dtype).removeprefix("torch."), list(rows.shape)) for name, rows in mine.items()}
-        everybody = [_decode(text) for text in exchange(msgspec.msgpack.encode((self._sums, shapes)))]
+        said = exchange(msgspec.msgpack.encode((self._sums, shapes)))
+        everybody = [decode(text, tuple[dict[str, _Sum], Shapes]) for text in said]
         results: dict[str, Any] = {}
         for sums, _ in everybody:
             for name in sums:
@@ -95,10 +97,6 @@ class Scores:
 
 
 Shapes = dict[str, tuple[str, list[int]]]
-
-
-def _decode(text: bytes) -> tuple[dict[str, _Sum], Shapes]:
-    return msgspec.msgpack.decode(text, type=tuple[dict[str, _Sum], Shapes])
 
 
 def _combine(name: str, parts: list[_Sum | None]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from paceline.control.serving import Aim
 from paceline.placement.placement import Placement, Replicas
 from paceline.testing.serving.parts import Entry
 from paceline.testing.simulation.truth import Violation
@@ -21,6 +22,7 @@ class Checks:
     def __init__(self, world: ServingWorld) -> None:
         self._world = world
         self._shown: dict[tuple[int, Entry], Log] = {}  # the longest log that a worker saw of a range
+        self._num_relieved = 0
         self._lost: dict[int, int] = {}  # the epoch that the workers were at when a range was lost
 
     def check(self, holds: bool, text: str) -> None:
@@ -34,6 +36,21 @@ class Checks:
         lost = [number for number, one in enumerate(placement.ranges) if one.origin == placement.version > 1]
         self.check(world.num_replicas == 1 or not lost, f"ranges {lost} were lost, but no two servers died at a time")
         self._lost.update(dict.fromkeys(lost, self._epoch()))
+
+    def aimed(self, before: Aim, now: Aim, placement: Placement) -> None:
+        """The ranges have other homes to go to. While the same servers are there it is for load: from one to one other,
+        when all ranges are where they should be, and not again and again."""
+        if (before.sites, before.num_bytes) != (now.sites, now.num_bytes):
+            return
+        pairs = list(zip(before.homes, now.homes, strict=True))
+        moved = [number for number, (old, new) in enumerate(pairs) if old != new]
+        concerned = {home for number in moved for home in set(before.homes[number]) ^ set(now.homes[number])}
+        self.check(bool(moved) and len(concerned) <= 2, f"{moved} move for load, between {sorted(concerned)}")
+        moving = [number for number, one in enumerate(placement.ranges) if one.joining or one.handing]
+        self.check(not moving, f"{moved} move for load while {moving} are on their way")
+        self._num_relieved += 1
+        most = 3 * self._world.num_ranges * self._world.loads.num_changes
+        self.check(self._num_relieved <= most, f"ranges moved {self._num_relieved} times for load, and still do")
 
     def died(self) -> None:
         """Who was taken for dead may have served until now, and what it took without a backup is gone too."""
@@ -79,7 +96,9 @@ class Checks:
                 return False
             if any(link.queue for link in server.keeper.links.values()):
                 return False
-        return all(self._is_whole(replicas) for replicas in world.newest.ranges)
+        if not all(self._is_whole(replicas) for replicas in world.newest.ranges):
+            return False
+        return world.loads.is_level(world.newest, world.memory.aim.num_moves)
 
     def _is_whole(self, replicas: Replicas) -> bool:
         world = self._world

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.control.leases import Desk, LeaseReport
 from paceline.control.messages import Introduction, Phase, Report, Serving
 from paceline.control.roster import Record
-from paceline.control.serving import ServerManager
+from paceline.control.serving import Aim, ServerManager
 from paceline.placement.placement import Placement
 from paceline.wire.card import Card
 
@@ -22,6 +22,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.placement = Placement()
+        self.aim = Aim()
         self.leases = (-1, 0)
         self.servers: set[str] = set()
         self.buried: set[str] = set()
@@ -33,7 +34,7 @@ class Chief:
         self.alive = True
         self._world = world
         self._memory = memory
-        self._manager: ServerManager = world.mutation.manager(world.num_replicas, memory.placement)
+        self._manager: ServerManager = world.mutation.manager(world.num_replicas, memory.placement, memory.aim)
         self._desk: Desk = world.mutation.desk(memory.leases)
         self._records = {name: _record_of(name) for name in sorted(memory.servers)}
         memory.term += 1
@@ -45,7 +46,8 @@ class Chief:
         if record is None:
             record = self._records[name] = _record_of(name)
             self._memory.servers.add(name)
-        if record.take(Report(name, record.number + 1, 1, Phase.READY, serving=serving, leaving=is_leaving)):
+        is_news = record.take(Report(name, record.number + 1, 1, Phase.READY, serving=serving, leaving=is_leaving))
+        if is_news or serving.costs:
             self._decide()
 
     def hear_worker(self, report: LeaseReport) -> None:
@@ -75,11 +77,15 @@ class Chief:
     def _decide(self) -> None:
         servers = list(self._records.values())
         weights = [1] * self._world.num_ranges
+        before = self._manager.placement
         change = None
         if self._manager.placement.ranges:
             change = self._manager.update(servers, weights)
         elif len(servers) >= self._world.first_servers:
             change = self._manager.found(1, servers, weights)
+        if self._manager.aim is not self._memory.aim and self._world.mutation.remembers:
+            self._world.checks.aimed(self._memory.aim, self._manager.aim, before)
+            self._memory.aim = self._manager.aim
         if change is not None:
             if self._world.mutation.remembers:
                 self._memory.placement = change.placement

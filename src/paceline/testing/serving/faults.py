@@ -44,6 +44,7 @@ class Faults:
             (self._kill_worker, 2),
             (world.add_worker, 2),
             (self._crash_chief, 2),
+            (world.loads.change, 2),
         ]
         world.after(FIRST_S, self._next)
 

@@ -9,9 +9,10 @@ import msgspec
 
 from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import Desk
-from paceline.control.serving import ServerManager
+from paceline.control.serving import Aim, ServerManager
 from paceline.placement.evolving import Heard
-from paceline.placement.placement import Replicas
+from paceline.placement.gauge import Window
+from paceline.placement.placement import Placement, Replicas
 from paceline.placement.placing import Homes
 from paceline.server.errand import Errand
 from paceline.server.keeper import Keeper, Outcome, Tenure
@@ -29,6 +30,7 @@ class Mutation(NamedTuple):
     desk: Callable[..., Desk] = Desk
     errand: Callable[..., Errand] = Errand
     remembers: bool = True
+    is_about_load: bool = False
 
 
 # -- what is acknowledged, and shown -----------------------------------------------------------------------------------
@@ -214,6 +216,41 @@ class _LeavesTheHeirAlone(ServerManager):
         return tuple(found)
 
 
+# -- hot servers -------------------------------------------------------------------------------------------------------
+
+
+class _ForgetsWhatIsHot(ServerManager):
+    def __init__(self, num_replicas: int, placement: Placement, aim: Aim) -> None:
+        super().__init__(num_replicas, placement)
+
+
+class _RelievesWhileThingsMove(ServerManager):
+    def _is_in_place(self) -> bool:
+        return True
+
+
+class _RelievesWithoutGain(ServerManager):
+    """Whoever is busiest gives something to whoever is not, whatever comes of it."""
+
+    def _relieve(self, windows: Mapping[str, Window]) -> None:
+        loads = {name: sum(window.costs.values()) for name, window in windows.items()}
+        giver, taker = max(loads, key=lambda name: loads[name]), min(loads, key=lambda name: loads[name])
+        if giver == taker or not loads[giver] or not self._is_in_place():
+            return
+        for number, homes in enumerate(self.aim.homes):
+            if homes[0] == giver:
+                places = {giver: taker, taker: giver}
+                moved = tuple(places.get(home, home) for home in homes)
+                goal = [*self.aim.homes[:number], moved, *self.aim.homes[number + 1 :]]
+                self._keep_aim(goal, self.aim.sites, self.aim.num_bytes)
+                return
+
+
+class _RelievesNobody(ServerManager):
+    def _relieve(self, windows: Mapping[str, Window]) -> None:
+        pass
+
+
 # -- the coordinator ---------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +292,10 @@ MUTATIONS = [
     Mutation("makes who is joining primary", manager=_PromotesWhoIsJoining),
     Mutation("keeps the other backups when a primary died", num_replicas=3, manager=_KeepsBackupsOfTheDead),
     Mutation("leaves the heir alone with what it was handed", manager=_LeavesTheHeirAlone),
+    Mutation("forgets at a restart what is hot", manager=_ForgetsWhatIsHot, is_about_load=True),
+    Mutation("relieves a server while ranges move", manager=_RelievesWhileThingsMove, is_about_load=True),
+    Mutation("relieves servers though nobody gains", manager=_RelievesWithoutGain, is_about_load=True),
+    Mutation("leaves a hot server as it is", manager=_RelievesNobody, is_about_load=True),
     Mutation("hands out nothing of what the dead held", desk=_ForgetsTheDead),
     Mutation("hands out nothing of what it forgot", mode="bounded", desk=_WaitsForTheForgotten),
     Mutation("does not remember where the ranges are", remembers=False),

@@ -90,6 +90,7 @@ class Server:
         self._inbox: list[Callable[[], None]] = []
         self._waiting: list[tuple[Outcome, Callable[[Outcome], None]]] = []
         self._held: list[tuple[str, Forward, Any]] = []
+        self._window = 0
         self._sent: dict[tuple[str, int], int] = {}  # the last forward to each other, on the connection of that number
         world.after(world.random.random() * BEAT_S, self._beat)
 
@@ -121,7 +122,10 @@ class Server:
             return
         if not self.is_stopped and not self.is_cut_off:
             heard = self.keeper.heard()
-            serving = Serving(heard.version, tuple(sorted(heard.synced)), tuple(sorted(heard.handed)))
+            self._window += 1
+            costs = self._world.loads.costs_on(self.name, self.keeper.placement)
+            synced, handed = tuple(sorted(heard.synced)), tuple(sorted(heard.handed))
+            serving = Serving(heard.version, synced, handed, window=self._window, costs=costs)
             report = functools.partial(self._world.chief.hear_server, self.name, serving, self.is_leaving)
             self._world.to_chief(self.name, report)
         self._world.after(BEAT_S, self._beat)

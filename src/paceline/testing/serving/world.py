@@ -16,6 +16,7 @@ from paceline.server.messages import Request
 from paceline.testing.serving.checks import Checks
 from paceline.testing.serving.chief import Chief, Memory
 from paceline.testing.serving.faults import Faults
+from paceline.testing.serving.loads import Loads
 from paceline.testing.serving.mutations import SOUND, Mutation
 from paceline.testing.serving.parts import Server
 from paceline.testing.serving.workers import Crew, LeaseWorker, View
@@ -57,6 +58,7 @@ class ServingWorld:
         self._channels: dict[tuple[str, str, str], float] = {}
         self._breaks: Counter[frozenset[str]] = Counter()
         self._broken: set[frozenset[str]] = set()
+        self.loads = Loads(self)
         self.checks = Checks(self)
         self.chief = Chief(self, self.memory)
         for _ in range(self.first_servers):

@@ -31,6 +31,7 @@ from paceline.server.scratch import Scratch
 from paceline.server.service import Service
 from paceline.server.spec import TableSpec
 from paceline.wire.card import Card
+from paceline.wire.decoding import decode
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
@@ -73,7 +74,7 @@ class PacelineDriver:
         torch.set_num_threads(1)
         endpoint = Endpoint(Credentials(Identity(), _SECRET, "worker"))
         client = GroupClient(endpoint)
-        client.adopt(msgspec.msgpack.decode(address, type=Placement))
+        client.adopt(decode(address, Placement))
         if plan.work == DENSE:
             return _Dense(plan, client, number)
         return _Sparse(plan, client, [torch.from_numpy(ids) for ids in batches(plan, number)], number)
