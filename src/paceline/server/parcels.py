@@ -63,12 +63,22 @@ class Making(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableChunk(msgspec.Struct, frozen=True, array_like=True):
-    """Part of a table with everything that is kept for its rows, by name of what is kept."""
+    """Part of a table with everything that is kept for its rows, by name of what is kept. `idle` is -1 where nobody
+    counts for how long they were not touched."""
 
     table: str
     ids: int
-    versions: int
     tensors: dict[str, int]
+    idle: int = -1
+
+
+class WaitingChunk(msgspec.Struct, frozen=True, array_like=True):
+    """Ids of a table that have no row yet: the numbers of the tensors."""
+
+    table: str
+    ids: int
+    counts: int
+    idle: int
 
 
 class StagedPush(msgspec.Struct, frozen=True, array_like=True):
@@ -96,8 +106,9 @@ class Detail(msgspec.Struct, frozen=True):
     dense, rows       gradients that are pushed
     wants, row_wants  values that are pulled: the numbers of tensors there are those of the tensors to be filled, but
                       for `Rows.ids`, which is one that was sent; rows that are not there are made if `makes_rows`
-    makes, chunks     ranges and rows that are loaded, with `sections` and `tables` that they belong to; ids belong to
-                      ranges as `partitions` says
+    makes, chunks,    ranges and rows that are loaded, and ids that wait for a row, with `sections` and `tables` that
+    waiting           they belong to; ids belong to ranges as `partitions` says, which are as of
+                      the update of the number `clock`
     staged            in a snapshot
     exports           everything of these ranges is wanted, as `makes` and `chunks` of the answer
     """
@@ -112,6 +123,8 @@ class Detail(msgspec.Struct, frozen=True):
     tables: tuple[TableSpec, ...] = ()
     partitions: Partitions | None = None
     chunks: tuple[TableChunk, ...] = ()
+    waiting: tuple[WaitingChunk, ...] = ()
+    clock: int = 0
     staged: tuple[StagedPush, ...] = ()
     exports: bool = False
     squares: Squares | None = None

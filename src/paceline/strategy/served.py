@@ -110,6 +110,7 @@ class Served:
         if standing.generation == self._standing.generation:  # other parameters are trained from now on
             standing = standing._replace(step=max(standing.step, self._standing.step))
         self._standing = standing
+        self._state.now = max(self._state.now, standing.step)
         what = f"finding the servers (generation {standing.generation})"
         self.client.wait_for_founding(standing.founding, Deadline(PLACEMENT_S, what))
         if standing.generation:
@@ -224,6 +225,7 @@ class Served:
         if self._dense is not None:
             self._dense.apply()
         self._standing = self._standing._replace(step=commit.step)
+        self._state.now = commit.step
         self._rows.need = Need(step=commit.step)
 
         pack = self._pack_values if self._dense is None else _nothing_to_pack
@@ -278,6 +280,7 @@ class Served:
     def push(self, push: Apply, rows: RowGradients, used: Sequence[bool], lr_factor: float = 1.0) -> None:
         """Have a lease applied, with learning rates times `lr_factor`, and the values after it here."""
         self._rows.keep({} if push.is_void else rows)
+        self._state.now = max(self._state.now, push.number)
         sections, tables = self._section_settings(), self._sparse.settings()
         if lr_factor != 1.0:
             sections = tuple(msgspec.structs.replace(one, values=_slowed(one.values, lr_factor)) for one in sections)

@@ -176,6 +176,7 @@ def _spec_of(name: str, table: Table, place: _Place, seed: int) -> TableSpec:
         momentum=kind == "sgd" and bool(group.get("momentum")),
         amsgrad=bool(group.get("amsgrad")),
         admit_after=table.admit_after,
+        evict_after=table.evict_after,
     )
 
 
