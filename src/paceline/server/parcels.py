@@ -54,6 +54,14 @@ class Rows(msgspec.Struct, frozen=True, array_like=True):
     rows: int
 
 
+class Refresh(msgspec.Struct, frozen=True, array_like=True):
+    """Rows that somebody pulled when a table had the version `since`: those that have changed are wanted."""
+
+    table: str
+    ids: int
+    since: int
+
+
 class Making(msgspec.Struct, frozen=True, array_like=True):
     """A dense range as it is made: where its values are, and what its optimizer keeps, by name."""
 
@@ -106,6 +114,10 @@ class Detail(msgspec.Struct, frozen=True):
     dense, rows       gradients that are pushed
     wants, row_wants  values that are pulled: the numbers of tensors there are those of the tensors to be filled, but
                       for `Rows.ids`, which is one that was sent; rows that are not there are made if `makes_rows`
+    stamps            the number of the tensor to be filled with the version of the table of each of `row_wants`; -1 of
+                      a table that did not give all of them
+    refreshes         rows that are wanted if they have changed, as `rows` of the answer: there `Rows.ids` are
+                      positions. What is not wholly here is not answered
     makes, chunks,    ranges and rows that are loaded, and ids that wait for a row, with `sections` and `tables` that
     waiting           they belong to; ids belong to ranges as `partitions` says, which are as of
                       the update of the number `clock`
@@ -118,6 +130,8 @@ class Detail(msgspec.Struct, frozen=True):
     wants: tuple[Slice, ...] = ()
     row_wants: tuple[Rows, ...] = ()
     makes_rows: bool = True
+    stamps: int = -1
+    refreshes: tuple[Refresh, ...] = ()
     makes: tuple[Making, ...] = ()
     sections: tuple[Settings, ...] = ()
     tables: tuple[TableSpec, ...] = ()

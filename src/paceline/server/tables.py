@@ -85,7 +85,8 @@ class Tables:
     def pull(self, parcel: Parcel, ranges: set[int]) -> None:
         if not ranges & self.held:
             return
-        for want in parcel.detail.row_wants:
+        stamps = parcel.wanted[parcel.detail.stamps] if parcel.detail.stamps >= 0 else None
+        for number, want in enumerate(parcel.detail.row_wants):
             ids, out = parcel.tensors[want.ids], parcel.wanted[want.rows]
             table = self._table(want.table)
             mask = self._mask(ids, ranges)
@@ -93,6 +94,18 @@ class Tables:
                 table.pull(ids, make=parcel.detail.makes_rows, out=out)
             else:
                 out[mask] = table.pull(ids[mask], make=parcel.detail.makes_rows)
+            if stamps is not None:
+                stamps[number] = table.version if mask is None else -1
+
+    def refresh(self, parcel: Parcel, ranges: set[int]) -> Parcel:
+        """The rows that have changed since somebody pulled them."""
+        packing, found = Packing(), []
+        for one in parcel.detail.refreshes if ranges & self.held else ():
+            ids, table = parcel.tensors[one.ids], self._table(one.table)
+            if self._mask(ids, ranges) is None:
+                changed = table.changed_since(ids, one.since).nonzero().view(-1)
+                found.append(Rows(one.table, packing.add(changed), packing.add(table.pull(ids[changed]))))
+        return Parcel(Detail(rows=tuple(found)), packing.tensors)
 
     def _table(self, name: str) -> RowTable:
         try:

@@ -115,6 +115,7 @@ class Served:
         self.client.wait_for_founding(standing.founding, Deadline(PLACEMENT_S, what))
         if standing.generation:
             self._fence(standing)
+        self._rows.forget_ahead()
         self._rows.need = Need(step=standing.step)
         if self._dense is not None:
             return self._dense.lay_out(group, trained, standing)
@@ -228,8 +229,9 @@ class Served:
         self._state.now = commit.step
         self._rows.need = Need(step=commit.step)
 
-        pack = self._pack_values if self._dense is None else _nothing_to_pack
+        pack = self._rows.with_refresh(self._pack_values if self._dense is None else _nothing_to_pack)
         self._run(f"step {commit.step}: the update", pack, commit=commit, pull=Need(step=commit.step))
+        self._rows.refreshed(Need(step=commit.step))
         if self._dense is None:
             self._flats.swap()
 
@@ -299,7 +301,9 @@ class Served:
             return Parcel(detail, packing.tensors, wanted.tensors)
 
         what = f"epoch {push.epoch}, lease {push.lease}: pushing gradients"
-        self.client.run(Errand(range(self.layout.num_ranges), push=push, pull=Need()), pack, what)
+        errand = Errand(range(self.layout.num_ranges), push=push, pull=Need())
+        self.client.run(errand, self._rows.with_refresh(pack), what)
+        self._rows.refreshed()
         self._flats.swap()
 
     def _pack_values(self, request: Request) -> Parcel:
@@ -328,6 +332,8 @@ class Served:
     def close(self) -> None:
         if self._dense is not None:
             self._dense.close()
+        if self._client is not None:
+            self._rows.close()
         self._sparse.source = None
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import torch
 
 from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout
 from paceline.server.messages import Need, Request
-from paceline.server.parcels import Detail, Packing, Parcel, Rows
+from paceline.server.parcels import Packing, Parcel, Rows
 from paceline.server.scratch import Scratch
+from paceline.strategy.ahead import Early, Lookout
 from paceline.strategy.row_cache import RowCache
+from paceline.strategy.row_pull import RowPull, mask_of
 from paceline.strategy.sparse import RowGradients, Sparse
 
 
@@ -33,6 +36,9 @@ class ServedRows:
             for spec in sparse.specs
             if sparse.modules[spec.name].cache
         }
+        self._asked_again = Scratch(client)
+        self._lookout: Lookout | None = None
+        self._early: Early | None = None
         self._clock = 0  # steps or leases of this worker
         self.num_asked = self.num_pulled = 0
 
@@ -61,42 +67,84 @@ class ServedRows:
 
     def _pull(self, wanted: Mapping[str, torch.Tensor], *, make: bool) -> dict[str, torch.Tensor]:
         assert self._partitions is not None
-        found = {
-            name: torch.empty((len(ids), self._specs[name].dim), dtype=self._specs[name].torch_dtype)
-            for name, ids in wanted.items()
-        }
-        homes = {name: self._partitions.of(ids) for name, ids in wanted.items()}
-        landed: list[tuple[str, torch.Tensor | None, torch.Tensor]] = []
         self._pulled.reset()
-
-        def pack(request: Request) -> Parcel:
-            packing, outputs, wants = Packing(), Packing(), []
-            for name, ids in wanted.items():
-                mine = self._mask(homes[name], request.ranges)
-                asked = self._pulled.put(ids if mine is None else ids[mine])
-                if len(asked):
-                    out = self._pulled.empty((len(asked), self._specs[name].dim), self._specs[name].torch_dtype)
-                    wants.append(Rows(name, packing.add(asked), outputs.add(out)))
-                    landed.append((name, mine, out))
-            return Parcel(Detail(row_wants=tuple(wants), makes_rows=make), packing.tensors, outputs.tensors)
-
+        pull = RowPull(wanted, self._specs, self._partitions, self._pulled, make=make)
         first = self._partitions.first
         errand = Errand(range(first, first + self._partitions.count), pull=self.need)
-        self._client.run(errand, pack, f"pulling rows of {', '.join(wanted)}")
-        for name, mine, out in landed:
-            if mine is None:
-                found[name].copy_(out)
-            else:
-                found[name][mine] = out
-        return found
+        self._client.run(errand, pull.pack, f"pulling rows of {', '.join(wanted)}")
+        return pull.found()
 
-    def _mask(self, homes: torch.Tensor, ranges: Sequence[int]) -> torch.Tensor | None:
-        """Which of the ids are in these ranges; None for all."""
+    # -- ahead -------------------------------------------------------------------------------------------------------
+
+    def ask_ahead(self, ids: Mapping[str, torch.Tensor], need: Need | None) -> None:
+        """Have the rows of these ids pulled in the background: the next batch will want them, by this need (of leases),
+        or by that of the next step."""
         assert self._partitions is not None
-        first, count = self._partitions.first, self._partitions.count
-        mine = torch.zeros(count, dtype=torch.bool)
-        mine[[number - first for number in ranges if number >= first]] = True
-        return None if bool(mine.all()) else mine[homes - first]
+        self.forget_ahead()
+        if self._lookout is None:
+            self._lookout = Lookout(self._client, self._specs, self._partitions, self._caches)
+        self._early = Early(ids, need or self.need, self._clock + 1)
+        self._lookout.ask(self._early)
+
+    def forget_ahead(self) -> None:
+        if self._early is not None:
+            self._early.is_given_up = True
+            self._early = None
+
+    def _have_early(self) -> Early | None:
+        """What was asked for ahead, if it came; what did not is dropped."""
+        early = self._early
+        if early is None:
+            return None
+        assert self._lookout is not None
+        is_there = self._lookout.wait(early, self._client.check)
+        if not is_there or not early.is_of(self._client.placement.version):
+            self.forget_ahead()
+        return self._early
+
+    def with_refresh(self, pack: Callable[[Request], Parcel]) -> Callable[[Request], Parcel]:
+        """The same parcels, which also ask for what has changed of the rows that were pulled ahead."""
+        early = self._have_early()
+        if early is None:
+            return pack
+        self._asked_again.reset()
+
+        def packed(request: Request) -> Parcel:
+            parcel = pack(request)
+            packing = Packing()
+            packing.tensors = parcel.tensors
+            refreshes = early.pack(request, packing, self._asked_again)
+            parcel.detail = msgspec.structs.replace(parcel.detail, refreshes=refreshes)
+            return early.packed(request, parcel)
+
+        return packed
+
+    def refreshed(self, need: Need | None = None) -> None:
+        """The errand with those parcels is done: what was pulled ahead is as of this step, or newer than before."""
+        if (early := self._early) is not None:
+            self.num_pulled += early.refresh(need or early.need)
+            if early.is_given_up or not early.is_of(self._client.placement.version):
+                self.forget_ahead()
+
+    def take_ahead(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
+        """The ids, each once, and the rows that were asked for ahead; None if they are not what is needed now."""
+        early = self._have_early()
+        self._early = None
+        if early is None or not early.suffices_for(self.need):
+            return None
+        for name, ids in early.ids.items():
+            self.num_asked += len(ids)
+            pulled = early.pulled.get(name)
+            self.num_pulled += len(ids if pulled is None else pulled)
+            if pulled is not None:
+                self._caches[name].put(ids[pulled], early.rows[name][pulled], self._clock)
+        return {name: (ids, early.rows[name]) for name, ids in early.ids.items()}
+
+    def close(self) -> None:
+        self.forget_ahead()
+        if self._lookout is not None:
+            self._lookout.close()
+            self._lookout = None
 
     # -- push --------------------------------------------------------------------------------------------------------
 
@@ -112,8 +160,10 @@ class ServedRows:
 
     def pack(self, ranges: Sequence[int], packing: Packing) -> tuple[Rows, ...]:
         found = []
+        if self._partitions is None:
+            return ()
         for name, ids, gradients, homes in self._kept:
-            mine = self._mask(homes, ranges)
+            mine = mask_of(self._partitions, homes, ranges)
             part = ids if mine is None else ids[mine]
             if len(part):
                 values = gradients if mine is None else gradients[mine]
