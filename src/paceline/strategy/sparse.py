@@ -65,12 +65,17 @@ class Sparse:
         self._found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._is_recording = False
         self._ready: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # rows that were pulled ahead
-        self.ids_of: IdsOf | None = None
+        self._ids_of: IdsOf | None = None
+        self._looks_ahead = True
         self.upcoming: Callable[[], Upcoming | None] | None = None  # the batch after the one that is computed
         self._ahead: Any = None  # the batch whose rows were asked for ahead
         self._names = {id(table): name for name, table in tables.items()}
         for name, table in tables.items():
             table.attach(_Handle(self, name))
+
+    def prefetch(self, ids_of: IdsOf, *, ahead: bool) -> None:
+        """Which ids a batch will ask for; whether to ask for them while the batch before is computed."""
+        self._ids_of, self._looks_ahead = ids_of, ahead
 
     def settings(self) -> tuple[TableSettings, ...]:
         """What the groups of the tables say now."""
@@ -113,7 +118,7 @@ class Sparse:
 
     def prepare(self, batch: Any) -> None:
         """Have the rows of all tables that a batch will ask for, at once: they were asked for ahead, or are now."""
-        if self.ids_of is None or self.source is None or batch is None:
+        if self._ids_of is None or self.source is None or batch is None:
             return
         if self._ahead is batch and isinstance(self.source, FarSource):
             self._ahead = None
@@ -121,22 +126,24 @@ class Sparse:
                 self._ready = found
                 return
         wanted = {name: torch.unique(ids.reshape(-1).to(torch.int64)) for name, ids in self._ids_in(batch).items()}
-        rows = self.source.pull(wanted, make=True)
+        rows = self.source.pull(wanted, make=True) if wanted else {}
         self._ready = {name: (ids, rows[name]) for name, ids in wanted.items()}
 
     def look_ahead(self) -> None:
         """Ask for the rows of the next batch, if it is known which that is."""
-        if self.ids_of is None or self.upcoming is None or not isinstance(self.source, FarSource):
+        if self._ids_of is None or not self._looks_ahead or not isinstance(self.source, FarSource):
             return
-        following = self.upcoming()
-        if following is not None and following.batch is not None and following.batch is not self._ahead:
+        following = self.upcoming() if self.upcoming is not None else None
+        if following is None or following.batch is None or following.batch is self._ahead:
+            return
+        if wanted := self._ids_in(following.batch):
             self._ahead = following.batch
-            self.source.ask_ahead(self._ids_in(following.batch), following.need)
+            self.source.ask_ahead(wanted, following.need)
 
     def _ids_in(self, batch: Any) -> dict[str, torch.Tensor]:
-        assert self.ids_of is not None
+        assert self._ids_of is not None
         found = {}
-        for table, ids in self.ids_of(batch).items():
+        for table, ids in self._ids_of(batch).items():
             if id(table) not in self._names:
                 raise ValueError(f"prefetch named {table}, which is no table of this session's model")
             found[self._names[id(table)]] = ids

@@ -220,11 +220,11 @@ class Session:
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
-    def prefetch(self, ids_of: Callable[[Any], Mapping[Table, torch.Tensor]]) -> None:
+    def prefetch(self, ids_of: Callable[[Any], Mapping[Table, torch.Tensor]], *, ahead: bool = True) -> None:
         """Have the rows of all tables before `loss_fn` asks for them: `ids_of(batch)` says which ids each table will be
-        asked for. Those of the next batch are pulled from servers while this one is computed; the training stays the
-        same. What `ids_of` leaves out is pulled when it is asked for."""
-        self._strategy.sparse.ids_of = ids_of
+        asked for. Those of the next batch are pulled from servers while this one is computed (if `ahead`), which
+        changes nothing in what is learned. What `ids_of` leaves out is pulled when it is asked for."""
+        self._strategy.sparse.prefetch(ids_of, ahead=ahead)
 
     def table(self, module: Table) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows of a table: their ids, in order, and the rows themselves, as plain tensors."""
