@@ -40,8 +40,8 @@ def commit(group: Group, rows: ServedRows, step: int) -> None:
     def pack(_: Request) -> Parcel:
         return Parcel()
 
-    group.client.run(errand, rows.with_refresh(pack), f"step {step}", 20.0)
-    rows.refreshed(Need(step=step))
+    group.client.run(errand, rows.with_ahead(pack), f"step {step}", 20.0)
+    rows.came_ahead(Need(step=step))
 
 
 @pytest.mark.parametrize("is_near", [True, False])

@@ -81,6 +81,11 @@ class GroupClient:
     def placement(self) -> Placement:
         return self._placement
 
+    @property
+    def is_near(self) -> bool:
+        """Whether all servers that were asked so far are on this host."""
+        return bool(self._lines) and all(line.connection.is_local for line in self._lines.values())
+
     def adopt(self, placement: Placement) -> None:
         with self._changed:
             if placement.version > self._placement.version:

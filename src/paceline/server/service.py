@@ -287,8 +287,9 @@ def _raw(detail: Detail) -> msgspec.Raw:
 def _pushed(parcel: Parcel) -> tuple[Detail, list[torch.Tensor]]:
     """Without what the worker wants to know: that is between it and the primary."""
     detail, tensors = parcel.detail, parcel.tensors
-    if detail.refreshes:  # their ids are the last ones
-        tensors = tensors[: min(one.ids for one in detail.refreshes)]
+    asked = [want.ids for want in detail.row_wants] + [one.ids for one in detail.refreshes]
+    if asked:  # the ids of what is wanted are the last tensors
+        tensors = tensors[: min(asked)]
     detail = msgspec.structs.replace(
         detail, wants=(), row_wants=(), exports=False, squares=None, stamps=-1, refreshes=()
     )

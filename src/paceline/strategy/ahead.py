@@ -1,4 +1,6 @@
-"""The rows of the next batch, asked for in the background while this one is computed.
+"""The rows of the next batch, had while this one is computed, or with the answer to its update.
+
+Where servers are far (on other hosts), a round trip and the bulk of the rows are worth hiding behind the computing:
 
     ask       on the training thread, when the rows of this batch are there; the rest happens on a thread of its own,
               over connections of its own
@@ -6,15 +8,15 @@
               asked of it and how far its tables were then (`Part.stamps`), and answers with those that changed since
     take      when the next batch begins: its rows, without another word to the servers
 
-So the bulk of the rows comes beside the computing, and what the update changes comes with an answer that is waited for
-anyway. What is taken has the same bits as what would be pulled then.
+Where they are near, they compete with the workers for the same cores: nothing is hidden, and looking twice costs more
+than it saves. There all rows of the next batch are asked for with the update (`Along`); that saves the round trip.
 
 Contract
-- Rows are given only if they are as new as a pull with the need of that moment would have to see: in step, those of
-  exactly that step, because every row that an update since has changed was refreshed; with leases, those that see all
-  leases which the bound asks for, because they were pulled by the need of the lease they are for.
-- One try: what is refused, lost or late is dropped, and pulled when it is needed. So is everything when the placement
-  changes (stamps are those of one server, in one tenure), when a group is bound, and when another batch comes.
+- Rows are given only if they are what a pull at that moment would have to see: in step, those of exactly that step,
+  with the same bits; with leases, those that see all leases which the bound asks for.
+- One try: what is refused, lost or late is dropped, and pulled when it is needed. So is everything that was asked for
+  in the background when the placement changes (stamps are those of one server, in one tenure), and anything when a
+  group is bound, or another batch comes.
 - The training thread waits for a request under way for `PATIENCE_S` at most, and looks whether that is worth it.
 """
 
@@ -25,13 +27,14 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 
+import msgspec
 import torch
 
 from paceline.errors import PacelineError
 from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
 from paceline.server.messages import Need, Request
-from paceline.server.parcels import Packing, Parcel, Partitions, Refresh
+from paceline.server.parcels import Packing, Parcel, Partitions, Refresh, Rows
 from paceline.server.scratch import Scratch
 from paceline.server.spec import TableSpec
 from paceline.strategy.row_cache import RowCache
@@ -51,18 +54,73 @@ class GivenUp(PacelineError):
     """Nobody wants these rows any more."""
 
 
-class Early:
-    """The rows of one batch, on their way. `ids` are as they came, by table; `now` is when they will be used."""
+class Ahead:
+    """The rows of one batch. `raw` are its ids as they came, by table; `now` is when they will be used; `need` what
+    they are known to have seen, when they are there."""
 
-    def __init__(self, ids: Ids, need: Need, now: int) -> None:
-        self.raw = ids
+    def __init__(self, raw: Ids, need: Need, now: int) -> None:
+        self.raw = raw
         self.need = need
         self.now = now
-        self.done = threading.Event()
         self.is_given_up = False
         self.ids: dict[str, torch.Tensor] = {}  # each once, in order
         self.rows: dict[str, torch.Tensor] = {}
-        self.pulled: dict[str, torch.Tensor] = {}  # the positions of those that no cache had
+        self.pulled: dict[str, torch.Tensor] = {}  # the positions of those that no cache had, where there is one
+
+    def look_up(self, specs: Mapping[str, TableSpec], caches: Mapping[str, RowCache]) -> dict[str, torch.Tensor]:
+        """The ids, each once, that have to be pulled."""
+        missing: dict[str, torch.Tensor] = {}
+        for name, ids in self.raw.items():
+            unique = self.ids[name] = missing[name] = torch.unique(ids.reshape(-1).to(torch.int64))
+            if name in caches:
+                self.rows[name] = torch.empty((len(unique), specs[name].dim), dtype=specs[name].torch_dtype)
+                self.pulled[name] = caches[name].take(unique, self.now, self.rows[name])
+                missing[name] = unique[self.pulled[name]]
+        return missing
+
+    def fill(self, found: Mapping[str, torch.Tensor]) -> None:
+        for name, rows in found.items():
+            if name in self.pulled:
+                self.rows[name].index_copy_(0, self.pulled[name], rows)
+            else:
+                self.rows[name] = rows
+
+    def suffices_for(self, need: Need) -> bool:
+        mine = self.need
+        return (mine.step, mine.epoch) == (need.step, need.epoch) and mine.prefix >= need.prefix
+
+
+class Along(Ahead):
+    """Those that come with the answer to the update."""
+
+    def __init__(self, raw: Ids, need: Need, now: int) -> None:
+        super().__init__(raw, need, now)
+        self.pull: RowPull | None = None
+        self.is_there = False
+
+    def pack(self, request: Request, parcel: Parcel) -> Parcel:
+        """The parcel, which also asks for the rows."""
+        assert self.pull is not None
+        asked = self.pull.pack(request)
+        wants = tuple(
+            Rows(one.table, one.ids + len(parcel.tensors), one.rows + len(parcel.wanted))
+            for one in asked.detail.row_wants
+        )
+        detail = msgspec.structs.replace(parcel.detail, row_wants=wants)
+        return Parcel(detail, [*parcel.tensors, *asked.tensors], [*parcel.wanted, *asked.wanted])
+
+    def arrived(self, need: Need) -> None:
+        assert self.pull is not None
+        self.fill(self.pull.found())
+        self.is_there, self.need = True, need
+
+
+class Early(Ahead):
+    """Those that are pulled in the background."""
+
+    def __init__(self, raw: Ids, need: Need, now: int) -> None:
+        super().__init__(raw, need, now)
+        self.done = threading.Event()
         self.parts: list[Part] = []
         self._answers: list[tuple[Part, Parcel]] = []
 
@@ -70,21 +128,21 @@ class Early:
         """Whether all of it was asked for by this placement."""
         return all(part.version == version for part in self.parts)
 
-    def pack(self, request: Request, packing: Packing, scratch: Scratch) -> tuple[Refresh, ...]:
-        """What to ask this server to refresh; `answered` has to be given the parcel."""
+    def pack(self, request: Request, parcel: Parcel, scratch: Scratch) -> Parcel:
+        """The parcel, which also asks this server for what has changed of the rows that it gave."""
         part = self._part_for(request)
         if part is None or part.stamps is None:
-            return ()
-        return tuple(
+            return parcel
+        packing = Packing()
+        packing.tensors = list(parcel.tensors)
+        refreshes = tuple(
             Refresh(one.table, packing.add(scratch.put(one.ids)), since)
             for one, since in zip(part.asked, part.stamps.tolist(), strict=True)
         )
-
-    def packed(self, request: Request, parcel: Parcel) -> Parcel:
-        part = self._part_for(request)
-        if part is not None:
-            self._answers.append((part, parcel))
-        return parcel
+        detail = msgspec.structs.replace(parcel.detail, refreshes=refreshes)
+        packed = Parcel(detail, packing.tensors, parcel.wanted)
+        self._answers.append((part, packed))
+        return packed
 
     def _part_for(self, request: Request) -> Part | None:
         """The same server, by the same placement, for all that it was asked for."""
@@ -115,10 +173,6 @@ class Early:
             self.is_given_up = True
         self.need = need
         return count
-
-    def suffices_for(self, need: Need) -> bool:
-        mine = self.need
-        return (mine.step, mine.epoch) == (need.step, need.epoch) and mine.prefix >= need.prefix
 
 
 class Lookout:
@@ -173,14 +227,7 @@ class Lookout:
                 early.done.set()
 
     def _pull(self, early: Early) -> None:
-        missing: dict[str, torch.Tensor] = {}
-        for name, ids in early.raw.items():
-            early.ids[name] = missing[name] = torch.unique(ids.reshape(-1).to(torch.int64))
-            if name in self._caches:
-                spec, unique = self._specs[name], early.ids[name]
-                early.rows[name] = torch.empty((len(unique), spec.dim), dtype=spec.torch_dtype)
-                early.pulled[name] = self._caches[name].take(unique, early.now, early.rows[name])
-                missing[name] = unique[early.pulled[name]]
+        missing = early.look_up(self._specs, self._caches)
         self._scratch.reset()
         pull = RowPull(missing, self._specs, self._partitions, self._scratch, make=True, stamped=True)
         first = self._partitions.first
@@ -191,11 +238,7 @@ class Lookout:
         if not errand.is_done or min(stamps, default=0) < 0:
             early.is_given_up = True
             return
-        for name, rows in pull.found().items():
-            if name in early.pulled:
-                early.rows[name].index_copy_(0, early.pulled[name], rows)
-            else:
-                early.rows[name] = rows
+        early.fill(pull.found())
 
     def close(self) -> None:
         if (present := self._present) is not None:

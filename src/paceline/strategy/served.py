@@ -229,9 +229,9 @@ class Served:
         self._state.now = commit.step
         self._rows.need = Need(step=commit.step)
 
-        pack = self._rows.with_refresh(self._pack_values if self._dense is None else _nothing_to_pack)
+        pack = self._rows.with_ahead(self._pack_values if self._dense is None else _nothing_to_pack)
         self._run(f"step {commit.step}: the update", pack, commit=commit, pull=Need(step=commit.step))
-        self._rows.refreshed(Need(step=commit.step))
+        self._rows.came_ahead(Need(step=commit.step))
         if self._dense is None:
             self._flats.swap()
 
@@ -302,8 +302,8 @@ class Served:
 
         what = f"epoch {push.epoch}, lease {push.lease}: pushing gradients"
         errand = Errand(range(self.layout.num_ranges), push=push, pull=Need())
-        self.client.run(errand, self._rows.with_refresh(pack), what)
-        self._rows.refreshed()
+        self.client.run(errand, self._rows.with_ahead(pack), what)
+        self._rows.came_ahead()
         self._flats.swap()
 
     def _pack_values(self, request: Request) -> Parcel:

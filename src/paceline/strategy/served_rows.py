@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 import torch
 
 from paceline.server.client import GroupClient
@@ -13,7 +12,7 @@ from paceline.server.layout import Layout
 from paceline.server.messages import Need, Request
 from paceline.server.parcels import Packing, Parcel, Rows
 from paceline.server.scratch import Scratch
-from paceline.strategy.ahead import Early, Lookout
+from paceline.strategy.ahead import Along, Early, Lookout
 from paceline.strategy.row_cache import RowCache
 from paceline.strategy.row_pull import RowPull, mask_of
 from paceline.strategy.sparse import RowGradients, Sparse
@@ -38,7 +37,7 @@ class ServedRows:
         }
         self._asked_again = Scratch(client)
         self._lookout: Lookout | None = None
-        self._early: Early | None = None
+        self._ahead: Along | Early | None = None
         self._clock = 0  # steps or leases of this worker
         self.num_asked = self.num_pulled = 0
 
@@ -77,68 +76,72 @@ class ServedRows:
     # -- ahead -------------------------------------------------------------------------------------------------------
 
     def ask_ahead(self, ids: Mapping[str, torch.Tensor], need: Need | None) -> None:
-        """Have the rows of these ids pulled in the background: the next batch will want them, by this need (of leases),
-        or by that of the next step."""
+        """Have the rows of these ids when the next batch begins, which will want them by this need (of leases), or by
+        that of the next step."""
         assert self._partitions is not None
         self.forget_ahead()
+        if self._client.is_near:
+            self._ahead = Along(ids, need or self.need, self._clock + 1)
+            return
         if self._lookout is None:
             self._lookout = Lookout(self._client, self._specs, self._partitions, self._caches)
-        self._early = Early(ids, need or self.need, self._clock + 1)
-        self._lookout.ask(self._early)
+        self._ahead = Early(ids, need or self.need, self._clock + 1)
+        self._lookout.ask(self._ahead)
 
     def forget_ahead(self) -> None:
-        if self._early is not None:
-            self._early.is_given_up = True
-            self._early = None
+        if self._ahead is not None:
+            self._ahead.is_given_up = True
+            self._ahead = None
+
+    def with_ahead(self, pack: Callable[[Request], Parcel]) -> Callable[[Request], Parcel]:
+        """The same parcels for an errand to all ranges, which also ask for rows of the next batch: for all of them, or
+        for those that have changed since they were pulled."""
+        ahead = self._ahead if isinstance(self._ahead, Along) else self._have_early()
+        self._asked_again.reset()
+        if isinstance(ahead, Along):
+            assert self._partitions is not None
+            missing = ahead.look_up(self._specs, self._caches)
+            ahead.pull = RowPull(missing, self._specs, self._partitions, self._asked_again, make=True)
+            return lambda request: ahead.pack(request, pack(request))
+        if isinstance(ahead, Early):
+            return lambda request: ahead.pack(request, pack(request), self._asked_again)
+        return pack
+
+    def came_ahead(self, need: Need | None = None) -> None:
+        """The errand with those parcels is done: rows are as of this step; of leases they have seen no fewer than those
+        that are known to be done."""
+        ahead = self._ahead
+        if isinstance(ahead, Along):
+            ahead.arrived(need or Need(epoch=self.need.epoch, prefix=max(self.need.prefix, self.need.settled)))
+        elif isinstance(ahead, Early):
+            self.num_pulled += ahead.refresh(need or ahead.need)
+            if ahead.is_given_up or not ahead.is_of(self._client.placement.version):
+                self.forget_ahead()
 
     def _have_early(self) -> Early | None:
-        """What was asked for ahead, if it came; what did not is dropped."""
-        early = self._early
-        if early is None:
+        """What was asked for in the background, if it came; what did not is dropped."""
+        early = self._ahead
+        if not isinstance(early, Early):
             return None
         assert self._lookout is not None
-        is_there = self._lookout.wait(early, self._client.check)
-        if not is_there or not early.is_of(self._client.placement.version):
-            self.forget_ahead()
-        return self._early
-
-    def with_refresh(self, pack: Callable[[Request], Parcel]) -> Callable[[Request], Parcel]:
-        """The same parcels, which also ask for what has changed of the rows that were pulled ahead."""
-        early = self._have_early()
-        if early is None:
-            return pack
-        self._asked_again.reset()
-
-        def packed(request: Request) -> Parcel:
-            parcel = pack(request)
-            packing = Packing()
-            packing.tensors = parcel.tensors
-            refreshes = early.pack(request, packing, self._asked_again)
-            parcel.detail = msgspec.structs.replace(parcel.detail, refreshes=refreshes)
-            return early.packed(request, parcel)
-
-        return packed
-
-    def refreshed(self, need: Need | None = None) -> None:
-        """The errand with those parcels is done: what was pulled ahead is as of this step, or newer than before."""
-        if (early := self._early) is not None:
-            self.num_pulled += early.refresh(need or early.need)
-            if early.is_given_up or not early.is_of(self._client.placement.version):
-                self.forget_ahead()
+        if self._lookout.wait(early, self._client.check) and early.is_of(self._client.placement.version):
+            return early
+        self.forget_ahead()
+        return None
 
     def take_ahead(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
         """The ids, each once, and the rows that were asked for ahead; None if they are not what is needed now."""
-        early = self._have_early()
-        self._early = None
-        if early is None or not early.suffices_for(self.need):
+        ahead = self._ahead if isinstance(self._ahead, Along) and self._ahead.is_there else self._have_early()
+        self._ahead = None
+        if ahead is None or not ahead.suffices_for(self.need):
             return None
-        for name, ids in early.ids.items():
+        for name, ids in ahead.ids.items():
             self.num_asked += len(ids)
-            pulled = early.pulled.get(name)
+            pulled = ahead.pulled.get(name)
             self.num_pulled += len(ids if pulled is None else pulled)
             if pulled is not None:
-                self._caches[name].put(ids[pulled], early.rows[name][pulled], self._clock)
-        return {name: (ids, early.rows[name]) for name, ids in early.ids.items()}
+                self._caches[name].put(ids[pulled], ahead.rows[name][pulled], self._clock)
+        return {name: (ids, ahead.rows[name]) for name, ids in ahead.ids.items()}
 
     def close(self) -> None:
         self.forget_ahead()
