@@ -12,6 +12,7 @@ import pytest
 import torch
 from server_helpers import IDS, NUM_RANGES, PARTITIONS, SETTINGS, SPEC, Group, group_of
 
+from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
 from paceline.server.messages import Commit, Need, Request
 from paceline.server.parcels import Parcel
@@ -19,6 +20,12 @@ from paceline.server.post import Postbox
 from paceline.strategy.served_rows import ServedRows
 
 HALF = IDS[::2]
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers as if they were on other hosts: rows are pulled in the background."""
+    monkeypatch.setattr(GroupClient, "is_near", False)
 
 
 @contextlib.contextmanager
@@ -44,11 +51,12 @@ def commit(group: Group, rows: ServedRows, step: int) -> None:
     rows.came_ahead(Need(step=step))
 
 
-@pytest.mark.parametrize("is_near", [True, False])
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize("shares_memory", [True, False])
 def test_what_an_update_changed_comes_with_its_answer_and_the_rest_came_before(
-    monkeypatch: pytest.MonkeyPatch, is_near: bool
+    monkeypatch: pytest.MonkeyPatch, shares_memory: bool
 ) -> None:
-    if not is_near:  # as between hosts: tensors are sent
+    if not shares_memory:  # as between hosts: tensors are sent
         monkeypatch.setattr(Postbox, "_place", lambda *_: None)
     with group_of(2, 2) as group, rows_of(group) as rows:
         group.stage(1)
@@ -67,6 +75,7 @@ def test_what_an_update_changed_comes_with_its_answer_and_the_rest_came_before(
         assert rows.take_ahead() is None, "it is used once"
 
 
+@pytest.mark.usefixtures("far")
 def test_without_an_update_in_between_it_is_as_it_was_pulled() -> None:
     with group_of(1) as group, rows_of(group) as rows:
         group.stage(1)
@@ -83,6 +92,7 @@ def test_without_an_update_in_between_it_is_as_it_was_pulled() -> None:
         assert rows.take_ahead() is None
 
 
+@pytest.mark.usefixtures("far")
 def test_what_needs_a_lease_that_is_not_done_is_not_given() -> None:
     with group_of(2) as group, rows_of(group) as rows:
         group.stage(1)
@@ -97,6 +107,7 @@ def test_what_needs_a_lease_that_is_not_done_is_not_given() -> None:
         assert rows.take_ahead() is None
 
 
+@pytest.mark.usefixtures("far")
 def test_a_move_and_a_new_group_take_back_what_was_asked_for() -> None:
     with group_of(2, 2) as group, rows_of(group) as rows:
         group.stage(1)
@@ -119,6 +130,7 @@ def test_a_move_and_a_new_group_take_back_what_was_asked_for() -> None:
         assert torch.equal(found["t"][1], rows.pull({"t": HALF}, make=False)["t"])
 
 
+@pytest.mark.usefixtures("far")
 def test_a_server_that_dies_meanwhile_costs_no_more_than_asking_again() -> None:
     with group_of(2, 2) as group, rows_of(group) as rows:
         group.stage(1)
@@ -135,6 +147,7 @@ def test_a_server_that_dies_meanwhile_costs_no_more_than_asking_again() -> None:
         assert torch.equal(rows.pull({"t": IDS}, make=False)["t"], torch.full((len(IDS), 2), -2.0))
 
 
+@pytest.mark.usefixtures("far")
 def test_cached_rows_are_not_asked_for() -> None:
     with group_of(2) as group, rows_of(group, cache=4) as rows:
         group.stage(1)
@@ -149,3 +162,48 @@ def test_cached_rows_are_not_asked_for() -> None:
         assert rows.num_pulled == len(IDS)
         rows.pull({"t": IDS}, make=True)
         assert rows.num_pulled == len(IDS), "now all are cached"
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_servers_on_this_host_give_all_rows_of_the_next_batch_with_the_update(
+    monkeypatch: pytest.MonkeyPatch, shares_memory: bool
+) -> None:
+    if not shares_memory:
+        monkeypatch.setattr(Postbox, "_place", lambda *_: None)
+    with group_of(2, 2) as group, rows_of(group, cache=4) as rows:
+        group.stage(1)
+        group.commit(1)
+        rows.need = Need(step=1)
+        rows.pull({"t": IDS[:4]}, make=True)
+        rows.ask_ahead({"t": HALF}, None)
+        assert rows.take_ahead() is None, "no update has brought them"
+        rows.ask_ahead({"t": HALF}, None)
+        group.push_rows(2, IDS)
+        group.close(next(iter(group.services)))
+        mover = threading.Timer(0.2, group.settle)
+        mover.start()
+        commit(group, rows, 2)
+        mover.join()
+        found = rows.take_ahead()
+        assert found is not None
+        wanted = torch.full((len(HALF), 2), -2.0)
+        wanted[:2] = -1.0
+        assert torch.equal(found["t"][1], wanted), "two are cached; a death in between is no matter"
+        rows.ask_ahead({"t": HALF}, None)
+        rows.forget_ahead()
+        group.push_rows(3, IDS)
+        commit(group, rows, 3)
+        assert rows.take_ahead() is None
+
+
+def test_leases_that_are_known_to_be_done_say_what_rows_of_the_next_one_have_seen() -> None:
+    with group_of(1) as group, rows_of(group) as rows:
+        group.stage(1)
+        group.commit(1)
+        for settled, prefix in [(3, 3), (3, 4)]:
+            rows.need = Need(epoch=0, prefix=0, settled=settled)
+            rows.ask_ahead({"t": HALF}, Need(epoch=0, prefix=prefix))
+            group.client.run(Errand(range(NUM_RANGES), pull=Need()), rows.with_ahead(lambda _: Parcel()), "a push")
+            rows.came_ahead()
+            rows.need = Need(epoch=0, prefix=prefix, settled=settled)
+            assert (rows.take_ahead() is not None) is (prefix <= settled)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from paceline.data.loader import LoaderOptions
 from paceline.nn import Embedding, EmbeddingBag
+from paceline.server.client import GroupClient
 from paceline.strategy.served_rows import ServedRows
 from paceline.testing.rehearsal import say
 from paceline.train.saving import Checkpoints
@@ -85,6 +86,7 @@ class Case(NamedTuple):
     consistency: str = "sync"
     decay: float = 0.8  # of the learning rate, every two steps
     prefetches: bool = False
+    is_far: bool = False  # as if servers were on other hosts
     loader_workers: int = 0
     tables: tuple[tuple[str, int], ...] = ()  # options of both
 
@@ -104,6 +106,7 @@ def optimizers_of(model: Model, name: str) -> list[torch.optim.Optimizer]:
 def train(case: Case) -> dict[str, Any]:
     """Says (steps, loss) after every step; returns the losses, the parameters, and the rows of all users."""
     torch.manual_seed(1)
+    GroupClient.is_near = property(lambda client: not case.is_far)  # type: ignore[method-assign, assignment]
     model = Model(has_statistics=case.has_statistics, tables=case.tables)
     optimizers = optimizers_of(model, case.optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizers[0], 2, case.decay)

@@ -51,7 +51,7 @@ def check_same_model(results: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize(
     ("consistency", "options"),
-    [("async", {}), ("bounded:2", {"prefetches": True, "tables": (("cache", 3), ("evict_after", 20))})],
+    [("async", {}), ("bounded:2", {"prefetches": True, "is_far": True, "tables": (("cache", 3), ("evict_after", 20))})],
 )
 def test_every_sample_counts_once_and_the_model_learns(
     tmp_path: Path, consistency: str, options: dict[str, Any]

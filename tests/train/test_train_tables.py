@@ -13,13 +13,13 @@ from paceline.testing.rehearsal import Rehearsal
 
 torch.set_num_threads(1)
 
-AHEAD = Case("hybrid", "momentum", epochs=3, prefetches=True)
+AHEAD = Case("hybrid", "momentum", epochs=2, prefetches=True)
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        AHEAD._replace(clip_norm=0.5, micro_batch=3, bad_step=4),
+        AHEAD._replace(clip_norm=0.5, micro_batch=3, bad_step=4, is_far=True),
         AHEAD._replace(strategy="server", optimizer="adamw", loader_workers=1),
     ],
     ids=lambda case: case.strategy,
@@ -30,4 +30,4 @@ def test_rows_that_are_pulled_ahead_leave_the_training_that_of_one_process(tmp_p
     check_alike(results)
     check_close(results[0], alone(case))
     if not case.loader_workers:  # else they may not have been loaded in time
-        assert min(result["taken"] for result in results) > STEPS, "most batches have one before them"
+        assert min(result["taken"] for result in results) >= STEPS, "most batches have one before them"
