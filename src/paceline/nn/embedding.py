@@ -87,6 +87,18 @@ class Table(nn.Module):
         copied._source = list(self._source)
         return copied
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """The weight has no elements, but it tells of which kind the rows are that were saved with it."""
+        saved = state_dict.get(f"{prefix}weight")
+        if isinstance(saved, torch.Tensor) and saved.shape != self.weight.shape:
+            name, error_msgs = self.table_name or prefix.rstrip("."), others[-1]
+            error_msgs.append(
+                f"table {name!r} has rows of {self.dim} numbers, but what is loaded has rows of {saved.shape[-1]}: "
+                f"make it with dim={saved.shape[-1]}, or begin anew"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
     def rows_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that these ids have, each once, and for each id the number of its row there."""
         if ids.dtype != torch.int64:
