@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     dim: int
     width: int
     vocabulary: int
-    epochs: int = 2
+    epochs: int = 1
     cache: int = 0
     rounds: int = 0
     block: int = 0
@@ -195,12 +195,12 @@ def compare_ways(plan: Plan) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=1024, help="samples of a step, each with 8 ids")
-    parser.add_argument("--steps", type=int, default=150, help="of an epoch, with and without a cache")
-    parser.add_argument("--epochs", type=int, default=2, help="with and without a cache")
+    parser.add_argument("--batch", type=int, default=512, help="samples of a step, each with 8 ids")
+    parser.add_argument("--steps", type=int, default=400, help="of an epoch, with and without a cache")
+    parser.add_argument("--epochs", type=int, default=1, help="with and without a cache")
     parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--width", type=int, default=256, help="of the network's layer")
-    parser.add_argument("--vocabulary", type=int, default=100_000, help="of each of 8 fields")
+    parser.add_argument("--width", type=int, default=64, help="of the network's layer")
+    parser.add_argument("--vocabulary", type=int, default=20_000, help="of each of 8 fields")
     parser.add_argument("--rounds", type=int, default=12, help="of the ways to get rows")
     parser.add_argument("--block", type=int, default=20, help="steps of a way at a time")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
