@@ -9,6 +9,9 @@ Ahead: the ways to get rows take turns, block by block, in one run: table by tab
 before the model is called, and all at once while the batch before is computed. A figure is the median over steps; a
 ratio the median over rounds of the ratios of the blocks' medians.
 
+With `--round-trip-ms` servers are taken to be on other hosts, and each exchange with them takes that much longer, in
+which nobody computes; rows are pulled ahead in the background then.
+
 Prints tables, keeps benchmarks/results/cache.json.
 """
 
@@ -34,6 +37,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.cli.bench import machine
 from paceline.control.coordinator_events import Settings
+from paceline.server.client import GroupClient
 from paceline.strategy.served_rows import ServedRows
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.train.session import Session
@@ -59,6 +63,7 @@ class Plan(NamedTuple):
     cache: int = 0
     rounds: int = 0
     block: int = 0
+    round_trip_s: float = 0.0
 
 
 # -- what is trained ---------------------------------------------------------------------------------------------------
@@ -89,7 +94,21 @@ class Model(nn.Module):
         return logits.squeeze(1)
 
 
+def go_far(round_trip_s: float) -> None:
+    """Have this worker's servers on other hosts, as far as it can tell."""
+    exchange = GroupClient._exchange
+
+    def slow(client: GroupClient, *arguments: Any) -> None:
+        time.sleep(round_trip_s)
+        exchange(client, *arguments)
+
+    GroupClient._exchange = slow  # type: ignore[assignment, method-assign]
+    GroupClient.is_near = property(lambda _: False)  # type: ignore[assignment, method-assign]
+
+
 def train(plan: Plan) -> dict[str, Any]:
+    if plan.round_trip_s:
+        go_far(plan.round_trip_s)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = Model(plan)
@@ -203,6 +222,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=20_000, help="of each of 8 fields")
     parser.add_argument("--rounds", type=int, default=12, help="of the ways to get rows")
     parser.add_argument("--block", type=int, default=20, help="steps of a way at a time")
+    parser.add_argument("--round-trip-ms", type=float, default=0.0, help="to servers, for the ways to get rows")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
     options = parser.parse_args()
     if options.rounds < 1 or options.block < 4 or options.steps < 1:
@@ -211,7 +231,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     plan = Plan(options.batch, options.steps, options.dim, options.width, options.vocabulary, options.epochs)
     caches = compare_caches(plan)
-    ways = compare_ways(plan._replace(rounds=options.rounds, block=options.block))
+    plan = plan._replace(rounds=options.rounds, block=options.block, round_trip_s=options.round_trip_ms / 1e3)
+    ways = compare_ways(plan)
 
     table = Table("cache", "pulled", "held-out loss", title="rows pulled, after each batch's ids were made unique")
     for row in caches["rows"]:
