@@ -46,11 +46,17 @@ class WideAndDeep(nn.Module):
         )
 
     def forward(self, counts: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:
-        columns = [categories] if len(self.deep) == 1 else categories.unbind(1)
-        embedded = [table(ids).flatten(1) for table, ids in zip(self.deep, columns, strict=True)]
+        embedded = [table(ids).flatten(1) for table, ids in self._columns(categories)]
         deep: torch.Tensor = self.mlp(torch.cat([counts, *embedded], 1))
         logits: torch.Tensor = self.wide(categories).sum(1) + deep
         return logits.squeeze(1)
+
+    def _columns(self, categories: torch.Tensor) -> Iterator[tuple[paceline.nn.Table, torch.Tensor]]:
+        yield from zip(self.deep, [categories] if len(self.deep) == 1 else categories.unbind(1), strict=True)
+
+    def ids_of(self, categories: torch.Tensor) -> dict[paceline.nn.Table, torch.Tensor]:
+        """Which rows a batch needs."""
+        return {self.wide: categories, **dict(self._columns(categories))}
 
     def optimizers(self, rate: float) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
         """Rare values learn fast by Adagrad; the network is trained by Adam."""
@@ -82,6 +88,9 @@ def main() -> None:
         strategy=options.strategy,
         consistency=options.consistency,
     )
+
+    # Rows of the next batch are pulled while this one is computed.
+    session.prefetch(lambda batch: model.ids_of(batch[1]))
 
     def loss_fn(counts: torch.Tensor, categories: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.binary_cross_entropy_with_logits(model(counts, categories), labels)

@@ -44,6 +44,10 @@ class Ratings(nn.Module):
         ratings: torch.Tensor = self.mean + bias + fit
         return ratings.squeeze(1)
 
+    def ids_of(self, users: torch.Tensor, items: torch.Tensor) -> dict[paceline.nn.Table, torch.Tensor]:
+        """Which rows a batch needs."""
+        return {self.users: users, self.user_bias: users, self.items: items, self.item_bias: items}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,6 +79,9 @@ def main() -> None:
         strategy=options.strategy,
         consistency=options.consistency,
     )
+
+    # Rows of the next batch are pulled while this one is computed.
+    session.prefetch(lambda batch: model.ids_of(batch[0], batch[1]))
 
     def loss_fn(users: torch.Tensor, items: torch.Tensor, ratings: torch.Tensor) -> torch.Tensor:
         return F.mse_loss(model(users, items), ratings)

@@ -129,6 +129,10 @@ class Group:
     def stage(self, step: int, rank: int = 0, gradient: float = 1.0, generation: int = 1) -> None:
         self.push(Stage(generation, step, rank), IDS, torch.full((len(IDS), 2), gradient), gradient)
 
+    def push_rows(self, step: int, ids: torch.Tensor) -> None:
+        """Gradients of 1 for these rows and all dense ranges."""
+        self.push(Stage(1, step, 0), ids, torch.ones(len(ids), 2), 1.0)
+
     def push(self, push: Stage, ids: torch.Tensor, rows: torch.Tensor, gradient: float = 0.0, table: str = "t") -> None:
         def pack(request: Request) -> Parcel:
             packing = Packing()

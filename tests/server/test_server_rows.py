@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import statistics
 from typing import Any
@@ -13,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.server import initial, memory
+from paceline.server.ages import Clocks
 from paceline.server.initial import InitialRows
+from paceline.server.parcels import Partitions
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
 from paceline.server.spec import TableSpec
@@ -29,13 +30,13 @@ def ids_of(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def exported(table: RowTable, chunk_rows: int = 1000) -> dict[int, tuple[list[float], dict[str, list[float]], int]]:
+def exported(table: RowTable, chunk_rows: int = 1000) -> dict[int, tuple[list[float], dict[str, list[float]]]]:
     """Everything a table holds, by id."""
     found = {}
     for chunk in table.export(chunk_rows):
         for at, id in enumerate(chunk.ids.tolist()):
             state = {name: value[at].tolist() for name, value in chunk.state.items()}
-            found[id] = (chunk.rows[at].tolist(), state, int(chunk.versions[at]))
+            found[id] = (chunk.rows[at].tolist(), state)
     return found
 
 
@@ -209,13 +210,13 @@ def test_a_long_push_is_the_same_as_its_pieces() -> None:
 def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     table = table_of(admit_after=1)
     table.load(next(table_with(ids_of(1)).export()))
-    before = exported(table)
+    before, version = exported(table), table.version
     grads = torch.zeros(3, 4)
     grads[1, 2] = bad
     with pytest.raises(ValueError, match=r"'users'.*id 22 is not finite"):
         table.push(ids_of(1, 22, 3), grads, LR, 1)
     assert exported(table) == before
-    assert table.version == 0
+    assert table.version == version
     table.pull(ids_of(22))
     assert len(table) == 1
 
@@ -253,47 +254,175 @@ def test_an_empty_push_and_pull() -> None:
 # Admission.
 
 
-def test_a_row_is_made_by_the_sighting_after_the_last_it_waits_for() -> None:
+def test_a_row_is_made_by_the_push_after_the_last_it_waits_for() -> None:
     table = table_of(optimizer="sgd", admit_after=2)
     start = table.pull(ids_of(1, 2), make=False)
-    assert torch.equal(table.pull(ids_of(1, 2)), start)
-    table.push(ids_of(1), torch.ones(1, 4), LR, 1)
+    for step in range(1, 3):
+        table.push(ids_of(1), torch.ones(1, 4), LR, step)
+        assert torch.equal(table.pull(ids_of(1, 2)), start)
     assert len(table) == 0
-    table.push(ids_of(1, 2), torch.ones(2, 4), LR, 2)
+    table.push(ids_of(1, 2), torch.ones(2, 4), LR, 3)
     assert len(table) == 1
     assert torch.equal(table.pull(ids_of(1, 2), make=False), torch.stack([start[0] - 0.5, start[1]]))
-    assert table.version == 2
+    assert table.version == 3
 
 
-def test_pulls_that_make_nothing_are_no_sightings() -> None:
+def test_pulls_are_no_sightings_because_replicas_do_not_see_them() -> None:
     table = table_of(admit_after=1)
-    for _ in range(3):
-        table.pull(ids_of(1), make=False)
-    table.pull(ids_of(1))
-    assert len(table) == 0
-
-
-def test_waiting_ids_are_forgotten_by_an_eviction() -> None:
-    table = table_of(admit_after=1)
-    table.pull(ids_of(1))
-    table.push(ids_of(), torch.empty(0, 4), LR, 1)
-    table.pull(ids_of(2))
-    assert table.evict(1) == 0
-    table.pull(ids_of(1, 2))
-    assert list(exported(table)) == [2]
-
-
-def test_an_evicted_row_waits_again() -> None:
-    table = table_of(admit_after=2)
     for _ in range(3):
         table.pull(ids_of(1))
-    assert len(table) == 1
-    assert table.evict(99) == 1
-    table.pull(ids_of(1))
-    table.pull(ids_of(1))
+    table.push(ids_of(1), torch.ones(1, 4), LR, 1)
     assert len(table) == 0
-    table.pull(ids_of(1))
-    assert len(table) == 1
+
+
+def test_ids_that_wait_travel_with_the_rows() -> None:
+    source, target = (table_of(optimizer="sgd", admit_after=2) for _ in range(2))
+    for step, ids in enumerate([ids_of(1, 2), ids_of(2), ids_of(2, 3)], 1):
+        source.push(ids, torch.ones(len(ids), 4), LR, step)
+    waiting = source.waiting()
+    assert waiting is not None
+    assert sorted(zip(waiting.ids.tolist(), waiting.counts.tolist(), strict=True)) == [
+        (1, 1),
+        (3, 1),
+    ]
+    for chunk in source.export():
+        target.load(chunk)
+    target.load_waiting(waiting.select(waiting.ids == 1))
+    for table in (source, target):
+        for step in (4, 5):
+            table.push(ids_of(1, 3), torch.ones(2, 4), LR, step)
+    assert set(exported(source)) == {1, 2, 3}
+    assert set(exported(target)) == {1, 2}, "of 3 it did not know"
+
+
+# Ages. A test moves the clock as whoever applies updates does.
+
+
+class Aging:
+    """A table with one clock for all its rows."""
+
+    def __init__(self, evict_after: int, **fields: Any) -> None:
+        self.clocks = Clocks()
+        self.table = RowTable(
+            TableSpec(name="users", dim=4, seed=7, evict_after=evict_after, **{"optimizer": "sgd", **fields}),
+            self.clocks,
+        )
+
+    def push(self, step: int, *ids: int, sweeps: bool = True) -> None:
+        self.table.push(ids_of(*ids), torch.ones(len(ids), 4), LR, step)
+        self.clocks.move_on((), step)
+        if sweeps:
+            self.table.sweep()
+
+    def is_new(self, id: int) -> bool:
+        return torch.equal(self.table.pull(ids_of(id), make=False), InitialRows(self.table.spec).of(ids_of(id)))
+
+
+@pytest.mark.parametrize("sweeps", [True, False])
+def test_a_row_is_gone_after_so_many_updates_without_it_whether_it_was_cleared_away_or_not(sweeps: bool) -> None:
+    aging = Aging(3)
+    aging.push(1, 1, 2, sweeps=sweeps)
+    for step in (2, 3):
+        aging.push(step, 2, sweeps=sweeps)
+    assert not aging.is_new(1), "two updates without it"
+    aging.push(4, 2, sweeps=sweeps)
+    assert aging.is_new(1)
+    assert not aging.is_new(2)
+    assert set(exported(aging.table)) == {2}
+    aging.push(5, 1, sweeps=sweeps)
+    assert torch.equal(aging.table.pull(ids_of(1), make=False), InitialRows(aging.table.spec).of(ids_of(1)) - 0.5), (
+        "one update of a new row"
+    )
+
+
+def test_a_pull_makes_no_row_younger() -> None:
+    aging = Aging(2)
+    aging.push(1, 1)
+    for step in (2, 3):
+        aging.table.pull(ids_of(1))
+        aging.push(step, 9)
+    assert aging.is_new(1)
+
+
+def test_the_state_of_an_old_row_is_gone_too() -> None:
+    aging = Aging(2, optimizer="adam")
+    aging.push(1, 1)
+    aging.push(2, 9, sweeps=False)
+    aging.push(3, 9, sweeps=False)
+    aging.table.pull(ids_of(1))
+    assert all(value == [0.0] * 4 for value in exported(aging.table)[1][1].values())
+
+
+def test_a_lease_that_comes_late_is_an_update_of_the_present() -> None:
+    aging = Aging(3)
+    aging.push(100, 1)
+    aging.push(5, 2)
+    aging.push(102, 9)
+    assert not aging.is_new(2), "it was touched when the clock showed 100"
+    aging.push(103, 9)
+    assert aging.is_new(2)
+    assert aging.is_new(1)
+
+
+def test_rows_stay_as_long_idle_wherever_they_are_loaded() -> None:
+    source, target = Aging(3), Aging(3)
+    source.push(1, 1)
+    source.push(2, 2)
+    source.push(3, 9)
+    target.clocks.start((), 70)
+    for chunk in source.table.export():
+        target.table.load(chunk)
+    target.push(71, 9)
+    assert target.is_new(1)
+    assert not target.is_new(2)
+    target.push(72, 9)
+    assert target.is_new(2)
+
+
+def test_what_was_saved_without_ages_is_young_and_ages_are_left_out_where_nobody_counts() -> None:
+    plain, aging = table_of(optimizer="sgd"), Aging(2)
+    plain.push(ids_of(1), torch.ones(1, 4), LR, 1)
+    aging.clocks.start((), 50)
+    aging.table.load(next(plain.export()))
+    assert not aging.is_new(1)
+    plain.load(next(aging.table.export()))
+    assert next(plain.export()).idle is None
+
+
+def test_ranges_age_by_their_own_clocks() -> None:
+    partitions = Partitions(10, 4)
+    clocks = Clocks(partitions)
+    table = RowTable(TableSpec(name="t", dim=4, optimizer="sgd", evict_after=2), clocks)
+    ids = torch.arange(200)
+    homes = partitions.of(ids)
+    table.push(ids, torch.ones(200, 4), LR, 1)
+    clocks.move_on(range(10, 14), 1)
+    clocks.move_on([11], 3)
+    assert table.sweep() == int((homes == 11).sum())
+    assert set(exported(table)) == set(ids[homes != 11].tolist())
+
+
+def test_old_rows_are_cleared_away_a_part_at_a_time_and_make_room() -> None:
+    aging = Aging(8)
+    aging.push(1, *range(20_000))
+    num_bytes = aging.table.num_bytes
+    for step in range(2, 40):
+        aging.push(step, 5)
+    assert len(aging.table) == 1
+    aging.push(40, *range(100_000, 119_000))
+    assert aging.table.num_bytes < num_bytes + 5 * 20_000, "but for the list of what is free"
+
+
+def test_ids_that_wait_begin_anew_when_they_were_not_seen_for_long() -> None:
+    aging = Aging(3, admit_after=1)
+    aging.push(1, 1, 2)
+    aging.push(2, 2)
+    for step in (3, 4):
+        aging.push(step, 9)
+    aging.push(5, 1)
+    assert aging.is_new(1), "it counts from one again"
+    aging.push(6, 1)
+    assert not aging.is_new(1)
 
 
 # Versions and eviction.
@@ -310,22 +439,24 @@ def test_rows_remember_their_last_change() -> None:
     assert table.changed_since(asked, 2).tolist() == [False] * 5
 
 
-def test_an_evicted_row_has_changed() -> None:
-    table = table_of()
-    table.push(ids_of(1), torch.ones(1, 4), LR, 1)
-    table.push(ids_of(2), torch.ones(1, 4), LR, 2)
-    seen = table.version
-    assert table.evict(2) == 1
-    assert table.changed_since(ids_of(1, 2), seen).tolist() == [True, False]
-    assert table.changed_since(ids_of(1, 2), table.version).tolist() == [False, False]
+def test_an_evicted_row_has_changed_and_so_has_a_loaded_one() -> None:
+    aging = Aging(2)
+    for step in (1, 2, 3):
+        aging.push(step, min(step, 2), sweeps=False)
+    seen = aging.table.version - 1
+    assert aging.table.changed_since(ids_of(1, 2), seen).tolist() == [True, True]
+    seen = aging.table.version
+    assert aging.table.changed_since(ids_of(1, 2), seen).tolist() == [False, False]
+    aging.table.load(next(aging.table.export()))
+    assert aging.table.changed_since(ids_of(1, 2), seen).tolist() == [False, True]
 
 
-def test_evicted_slots_are_reused_and_begin_anew() -> None:
+def test_freed_slots_are_reused_and_begin_anew() -> None:
     table = table_of(optimizer="adam")
     old = torch.arange(1000)
     table.push(old, torch.ones(1000, 4), LR, 1)
     table.push(old[:10], torch.ones(10, 4), LR, 2)
-    assert table.evict(2) == 990
+    table.drop(old[10:])
     assert len(table) == 10
     num_bytes = table.num_bytes
     new = torch.arange(5000, 5990)
@@ -346,7 +477,7 @@ def test_rows_split_by_key_and_joined_again_are_the_same() -> None:
     for step in range(1, 6):
         ids = torch.randperm(500, generator=torch.Generator().manual_seed(step))[:200]
         table.push(ids, torch.randn(200, 4), LR, step)
-    table.evict(2)
+    table.drop(torch.arange(40))
     parts = [RowTable(table.spec) for _ in range(3)]
     for chunk in table.export(64):
         for at, part in enumerate(parts):
@@ -357,7 +488,6 @@ def test_rows_split_by_key_and_joined_again_are_the_same() -> None:
         for chunk in part.export(50):
             joined.load(chunk)
     assert exported(joined) == exported(table)
-    assert joined.version == 5
 
 
 def test_a_loaded_row_replaces_the_one_that_is_there() -> None:
@@ -398,13 +528,6 @@ def test_a_chunk_of_another_kind_of_table_is_refused(fields: dict[str, Any], sai
     assert len(table) == 0
 
 
-def test_a_version_that_cannot_be_is_refused() -> None:
-    table = table_with(ids_of(1))
-    chunk = next(table.export())
-    with pytest.raises(ValueError, match="version -1"):
-        table.load(dataclasses.replace(chunk, versions=ids_of(-1)))
-
-
 def test_chunks_without_rows() -> None:
     table = table_of()
     table.pull(ids_of(1))
@@ -440,11 +563,11 @@ def test_a_lack_of_memory_is_an_error_and_changes_nothing(monkeypatch: pytest.Mo
     assert torch.equal(table.pull(torch.arange(5000)), InitialRows(table.spec).of(torch.arange(5000)))
 
 
-def test_rows_can_be_evicted_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_can_be_dropped_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     table = table_of()
     table.pull(torch.arange(5000))
     monkeypatch.setattr(memory, "available_bytes", lambda: memory.SPARE_BYTES)
-    assert table.evict(1) == 5000
+    table.drop(torch.arange(5000))
     assert torch.equal(table.pull(torch.arange(5000)), InitialRows(table.spec).of(torch.arange(5000)))
 
 
@@ -471,56 +594,46 @@ def test_a_column_grows_in_place_and_begins_with_zeros() -> None:
 
 
 class Model:
-    """A table of plain dicts, with SGD."""
+    """A table of plain dicts, with SGD, in which a row is dropped after three updates without it."""
 
     def __init__(self, spec: TableSpec) -> None:
         self.initial = InitialRows(spec)
         self.rows: dict[int, torch.Tensor] = {}
-        self.versions: dict[int, int] = {}
-        self.version = 0
+        self.touched: dict[int, int] = {}
 
     def pull(self, ids: list[int]) -> torch.Tensor:
-        for id in ids:
-            if id not in self.rows:
-                self.rows[id], self.versions[id] = self.initial.of(ids_of(id))[0], self.version
-        return torch.stack([self.rows[id] for id in ids])
+        return torch.stack([self.rows[id] if id in self.rows else self.initial.of(ids_of(id))[0] for id in ids])
 
-    def push(self, ids: list[int], grad: float) -> None:
-        self.pull(ids)
-        self.version += 1
-        for id in ids:
-            self.rows[id] = self.rows[id] - 0.5 * grad
-            self.versions[id] = self.version
-
-    def evict(self, older: int) -> None:
-        old = [id for id, version in self.versions.items() if version < older]
-        for id in old:
-            del self.rows[id], self.versions[id]
-        self.version += bool(old)
+    def push(self, ids: list[int], grad: float, step: int) -> None:
+        for id, row in zip(ids, self.pull(ids), strict=True):
+            self.rows[id] = row - 0.5 * grad
+            self.touched[id] = step
+        for id in [id for id, at in self.touched.items() if step - at >= 3]:
+            del self.rows[id], self.touched[id]
 
 
 IDS = st.lists(st.integers(-30, 30), min_size=1, max_size=20, unique=True)
-CALLS = st.lists(st.tuples(st.sampled_from(["pull", "push", "push", "evict"]), IDS), max_size=15)
+CALLS = st.lists(st.tuples(st.sampled_from(["pull", "push", "push", "sweep"]), IDS), max_size=15)
 
 
 @settings(max_examples=60, deadline=None)
 @given(CALLS)
 def test_it_does_what_a_table_of_dicts_does(calls: list[tuple[str, list[int]]]) -> None:
-    table = table_of(optimizer="sgd")
-    model = Model(table.spec)
-    for step, (name, ids) in enumerate(calls, 1):
+    aging = Aging(3)
+    table, model, step = aging.table, Model(aging.table.spec), 0
+    for name, ids in calls:
         if name == "pull":
-            assert torch.equal(table.pull(ids_of(*ids)), model.pull(ids))
+            torch.testing.assert_close(table.pull(ids_of(*ids)), model.pull(ids))
         elif name == "push":
-            table.push(ids_of(*ids), torch.full((len(ids), 4), float(step)), LR, step)
-            model.push(ids, float(step))
+            step += 1
+            aging.push(step, *ids, sweeps=False)
+            model.push(ids, 1.0, step)
         else:
-            table.evict(table.version - 1)
-            model.evict(model.version - 1)
-    assert table.version == model.version
-    assert {id: version for id, (_, _, version) in exported(table, 5).items()} == model.versions
-    for id, (row, _, _) in exported(table).items():
-        assert row == pytest.approx(model.rows[id].tolist(), rel=1e-6)
+            table.sweep()
+    held = exported(table, 5)
+    assert held.keys() >= model.rows.keys(), "rows that were pulled only are worth as much as none"
+    for id, (row, _) in held.items():
+        assert row == pytest.approx(model.pull([id])[0].tolist(), rel=1e-6)
 
 
 # The spec.

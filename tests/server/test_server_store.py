@@ -38,12 +38,12 @@ def home(number: int) -> torch.Tensor:
     return IDS[PARTITIONS.of(IDS) == number]
 
 
-def loaded(ranges: range | list[int] = EVERYTHING) -> TensorStore:
+def loaded(ranges: range | list[int] = EVERYTHING, spec: TableSpec = SPEC) -> TensorStore:
     store = TensorStore()
     packing = Packing()
     makes = tuple(Making(packing.slice(number, torch.arange(3.0) + number), 0) for number in (0, 1))
     store.load(
-        ranges, Parcel(Detail(makes=makes, sections=(SECTION,), tables=(SPEC,), partitions=PARTITIONS), packing.tensors)
+        ranges, Parcel(Detail(makes=makes, sections=(SECTION,), tables=(spec,), partitions=PARTITIONS), packing.tensors)
     )
     return store
 
@@ -194,3 +194,27 @@ def test_a_table_that_is_another_here_is_refused_and_nothing_is_taken_up() -> No
     assert store.tables.held == {2}
     with pytest.raises(ValueError, match="there is no table 'u' on this server, which has 't'"):
         store.check(Parcel(Detail(rows=(Rows("u", 0, 1),)), [IDS, torch.ones(40, 2)]))
+
+
+def test_replicas_agree_on_which_rows_are_old_and_which_ids_wait() -> None:
+    """Whatever else a replica holds, in whichever slots, and when it was brought up."""
+    spec = msgspec.structs.replace(SPEC, evict_after=4, admit_after=1)
+    primary, backup = loaded(spec=spec), loaded([3], spec=spec)
+    brought_up: TensorStore | None = None
+    generator = torch.Generator().manual_seed(3)
+    for step in range(1, 40):
+        ids = IDS[torch.rand(len(IDS), generator=generator) < 0.15]
+        number = step if step % 5 else step + 3  # leases come in another order
+        for store, ranges in [(primary, EVERYTHING), (backup, [3]), (brought_up, [3])]:
+            if store is not None:
+                store.apply(ranges, Apply(0, step, number, settings=SETTINGS), push({}, ids))
+        rows_of(primary, home(3))
+        primary.pull(EVERYTHING, Parcel(Detail(row_wants=(Rows("t", 0, 0),)), [IDS], [torch.zeros(len(IDS), 2)]))
+        if step == 20:
+            brought_up = TensorStore()
+            brought_up.restore(3, primary.snapshot(3))
+        for store in (backup, brought_up):
+            if store is not None:
+                assert exported(store, [3]) == exported(primary, [3])
+                assert torch.equal(rows_of(store, home(3), [3]), rows_of(primary, home(3), [3]))
+    assert 0 < len(exported(primary, [3])) < len(home(3)), "some are old"

@@ -13,7 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
+from paceline.data.loader import LoaderOptions
 from paceline.nn import Embedding, EmbeddingBag
+from paceline.server.client import GroupClient
+from paceline.strategy.served_rows import ServedRows
 from paceline.testing.rehearsal import say
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
@@ -44,10 +47,11 @@ class Ratings(Dataset[tuple[torch.Tensor, ...]]):
 class Model(nn.Module):
     """Tables, a layer large enough to be cut, one that some steps do not use, one that none uses, a frozen one."""
 
-    def __init__(self, *, has_statistics: bool = False) -> None:
+    def __init__(self, *, has_statistics: bool = False, tables: tuple[tuple[str, int], ...] = ()) -> None:
         super().__init__()
-        self.users = Embedding(4, init="uniform")
-        self.items = EmbeddingBag(4, name="goods", mode="sum", scale=0.1)
+        options: dict[str, Any] = dict(tables)
+        self.users = Embedding(4, init="uniform", **options)
+        self.items = EmbeddingBag(4, name="goods", mode="sum", scale=0.1, **options)
         self.enter = nn.Linear(12, 1500)
         self.statistics = nn.BatchNorm1d(1500) if has_statistics else nn.Identity()
         self.leave = nn.Linear(1500, 1)
@@ -81,6 +85,10 @@ class Case(NamedTuple):
     enough: str = ""  # go on until there is a file of this name
     consistency: str = "sync"
     decay: float = 0.8  # of the learning rate, every two steps
+    prefetches: bool = False
+    is_far: bool = False  # as if servers were on other hosts
+    loader_workers: int = 0
+    tables: tuple[tuple[str, int], ...] = ()  # options of both
 
 
 def optimizers_of(model: Model, name: str) -> list[torch.optim.Optimizer]:
@@ -98,7 +106,8 @@ def optimizers_of(model: Model, name: str) -> list[torch.optim.Optimizer]:
 def train(case: Case) -> dict[str, Any]:
     """Says (steps, loss) after every step; returns the losses, the parameters, and the rows of all users."""
     torch.manual_seed(1)
-    model = Model(has_statistics=case.has_statistics)
+    GroupClient.is_near = property(lambda client: not case.is_far)  # type: ignore[method-assign, assignment]
+    model = Model(has_statistics=case.has_statistics, tables=case.tables)
     optimizers = optimizers_of(model, case.optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizers[0], 2, case.decay)
     session = Session(
@@ -113,9 +122,12 @@ def train(case: Case) -> dict[str, Any]:
         micro_batch=case.micro_batch,
         nonfinite="skip",
         consistency=case.consistency,
+        loader=LoaderOptions(num_workers=case.loader_workers),
         checkpoints=Checkpoints(every_s=None, every_steps=case.every_steps),
     )
     losses: list[float] = []
+    if case.prefetches:
+        session.prefetch(lambda batch: {model.users: batch[1], model.items: batch[2]})
 
     def loss_fn(
         x: torch.Tensor, users: torch.Tensor, items: torch.Tensor, y: torch.Tensor, number: torch.Tensor
@@ -155,6 +167,7 @@ def train(case: Case) -> dict[str, Any]:
         "schedule": schedule.last_epoch,
         "scores": scores,
         "rows": rows,
+        "taken": num_taken[0],
         "parameters": {name: value.tolist() for name, value in model.state_dict().items()},
     }
 
@@ -169,6 +182,21 @@ def _say(value: Any) -> None:
 
 
 is_alone = [False]
+num_taken = [0]  # batches whose rows were there before they were asked for
+
+
+def _count_taken(take: Callable[[ServedRows], Any]) -> Callable[[ServedRows], Any]:
+    """Rows that are pulled ahead are as good as others: only a count tells them apart."""
+
+    def counted(rows: ServedRows) -> Any:
+        found = take(rows)
+        num_taken[0] += found is not None
+        return found
+
+    return counted
+
+
+ServedRows.take_ahead = _count_taken(ServedRows.take_ahead)  # type: ignore[assignment, method-assign]
 
 
 def alone(case: Case, function: Callable[[Case], dict[str, Any]] = train) -> dict[str, Any]:

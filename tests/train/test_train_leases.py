@@ -61,9 +61,14 @@ def check_same_model(results: list[dict[str, Any]]) -> None:
     assert len({result["schedule"] for result in results if result["losses"]}) == 1
 
 
-@pytest.mark.parametrize("consistency", ["async", "bounded:2"])
-def test_every_sample_counts_once_and_the_model_learns(tmp_path: Path, consistency: str) -> None:
-    case = ASYNC._replace(consistency=consistency, epochs=8)
+@pytest.mark.parametrize(
+    ("consistency", "options"),
+    [("async", {}), ("bounded:2", {"prefetches": True, "is_far": True, "tables": (("cache", 3), ("evict_after", 20))})],
+)
+def test_every_sample_counts_once_and_the_model_learns(
+    tmp_path: Path, consistency: str, options: dict[str, Any]
+) -> None:
+    case = ASYNC._replace(consistency=consistency, epochs=8, **options)
     with Rehearsal(train, case, workers=3, folder=tmp_path, settings=settings_for(3, 2)) as run:
         results = run.finish()
         check_same_model(results)
@@ -74,6 +79,7 @@ def test_every_sample_counts_once_and_the_model_learns(tmp_path: Path, consisten
             "taken back in vain now and then"
         )
         assert results[0]["scores"][-1] < 0.5 * results[0]["scores"][0]
+        assert (sum(result["taken"] for result in results) > 0) is case.prefetches
         check_nothing_left(run)
 
 
@@ -123,7 +129,7 @@ def test_workers_after_the_last_one_go_on_from_the_checkpoint(tmp_path: Path) ->
 @pytest.mark.parametrize("consistency", [pytest.param("async", marks=pytest.mark.soak), "bounded:1"])
 def test_deaths_leaves_and_joins_lose_and_repeat_nothing(tmp_path: Path, consistency: str) -> None:
     enough = tmp_path / "enough"
-    case = ASYNC._replace(consistency=consistency, pause_s=0.01, enough=str(enough))
+    case = ASYNC._replace(consistency=consistency, pause_s=0.01, enough=str(enough), prefetches=True)
     with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2, replicas=2)) as run:
         wait_for_leases(run, 4)
         run.servers[0].send(signal.SIGKILL)

@@ -351,6 +351,10 @@ class Hand:
         """How many were done here beyond `settled`."""
         return sum(lease >= self.settled for lease in self._done)
 
+    def following(self) -> int:
+        """The lease that comes after the one that was started; -1 if none is there."""
+        return min((lease for lease in self._held if lease != self._started), default=-1)
+
     def num_held(self) -> int:
         return len(self._held)
 

@@ -125,6 +125,17 @@ class Loader:
             batch.reraise()  # type: ignore[no-untyped-call]
         return batch
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the batch that follows can be had without waiting for loader workers. (With several of them it may be
+        that of another that lies there; then it is soon.)"""
+        if self._options.num_workers == 0:
+            return True
+        answers: Any = self._answers  # torch offers no public way
+        if answers is None or self._closed:
+            return False
+        return len(answers._task_info.get(answers._rcvd_idx, ())) == 2 or not answers._data_queue.empty()
+
     def _is_quicker_here(self) -> bool:
         """After a change of plan others wait for this batch: it is collated on the spot if that takes a moment only."""
         is_new = self._window.wanted is None and self._answers is not None

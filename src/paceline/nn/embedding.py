@@ -35,9 +35,10 @@ class Source(Protocol):
 class Table(nn.Module):
     """What Embedding and EmbeddingBag have in common. `name` is that of the table: by default where the module is in
     the model. Equal names are one table. `rowwise` keeps one second moment a row (Adagrad, Adam) instead of one an
-    element. `admit_after` leaves ids without a row of their own until they have been seen so often, `cache`
-    lets a worker use a row again for so many steps without asking servers for it; with either, a training is not that
-    of one process to rounding."""
+    element. `admit_after` leaves ids without a row of their own until they have been in so many updates, `evict_after`
+    drops a row, with its optimizer state, when so many updates (steps, or leases) came without it: its id begins anew.
+    `cache` lets a worker use a row again for so many steps without asking servers for it. With any of these, a training
+    is not that of a table without."""
 
     weight: nn.Parameter
 
@@ -50,12 +51,15 @@ class Table(nn.Module):
         scale: float | None = None,
         rowwise: bool = False,
         admit_after: int = 0,
+        evict_after: int = 0,
         cache: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         if type(dim) is not int or dim < 1:
             raise ValueError(f"dim={dim!r}: a row has 1 number or more")
+        if type(evict_after) is not int or evict_after < 0:
+            raise ValueError(f"evict_after={evict_after!r} must be 0 (never) or a number of updates")
         if cache < 0:
             raise ValueError(f"cache={cache} must be 0 (never) or more steps")
         self.dim = dim
@@ -64,6 +68,7 @@ class Table(nn.Module):
         self.scale = (1.0 if init == "normal" else dim**-0.5) if scale is None else scale
         self.rowwise = rowwise
         self.admit_after = admit_after
+        self.evict_after = evict_after
         self.cache = cache
         self.weight = nn.Parameter(torch.empty((0, dim), dtype=dtype))
         self._source: list[Source] = []  # in a list: a source is no part of the model
@@ -81,6 +86,18 @@ class Table(nn.Module):
         copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         copied._source = list(self._source)
         return copied
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """The weight has no elements, but it tells of which kind the rows are that were saved with it."""
+        saved = state_dict.get(f"{prefix}weight")
+        if isinstance(saved, torch.Tensor) and saved.shape != self.weight.shape:
+            name, error_msgs = self.table_name or prefix.rstrip("."), others[-1]
+            error_msgs.append(
+                f"table {name!r} has rows of {self.dim} numbers, but what is loaded has rows of {saved.shape[-1]}: "
+                f"make it with dim={saved.shape[-1]}, or begin anew"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def rows_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that these ids have, each once, and for each id the number of its row there."""

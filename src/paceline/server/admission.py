@@ -1,8 +1,10 @@
 """Ids that have been seen, but not often enough for a row.
 
 Most ids of a long stream come once or twice; a row for each would fill the memory with what is never trained. An id
-waits here, at a few bytes, until it has been seen `admit_after` times; the next sighting admits it. Ids that are not
-seen any more are forgotten by `forget`.
+waits here, at a few bytes, until it has been seen `admit_after` times; the next sighting admits it. A sighting is a
+gradient that was pushed: pulls are seen by the primary of a range alone, and all replicas must admit alike. For the
+same reason ids that wait travel with the rows. With `evict_after` an id that was not seen for so many updates begins
+anew, as a row does; see `ages`.
 """
 
 from __future__ import annotations
@@ -11,48 +13,79 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.server.ages import Clocks
+from paceline.server.chunk import Waiting
 from paceline.server.index import MAX_KEYS, KeyIndex
-from paceline.server.memory import Column
+from paceline.server.memory import Column, Slots
 from paceline.wire.memory import total_bytes
 
 
 class WaitingIds:
-    def __init__(self, admit_after: int) -> None:
+    def __init__(self, admit_after: int, evict_after: int, clocks: Clocks) -> None:
         self._admit_after = admit_after
+        self._evict_after = evict_after
+        self._clocks = clocks
         self._index = KeyIndex()
         max_ids = min(MAX_KEYS, total_bytes() // 12)
         self._counts = Column(width=1, dtype=torch.int32, max_slots=max_ids, what="sightings of waiting ids")
         self._seen = Column(width=1, dtype=torch.int64, max_slots=max_ids, what="ages of waiting ids")
+        self._count_array: npt.NDArray[np.int32] = self._counts.tensor.view(-1).numpy()
+        self._seen_array: npt.NDArray[np.int64] = self._seen.tensor.view(-1).numpy()
+
+    def __len__(self) -> int:
+        return len(self._index)
 
     @property
     def num_bytes(self) -> int:
         return self._index.num_bytes + self._counts.num_bytes + self._seen.num_bytes
 
-    def see(self, ids: torch.Tensor, version: int) -> torch.Tensor:
+    def see(self, ids: torch.Tensor) -> torch.Tensor:
         """Count a sighting of each; true where it admits the id, which then waits no longer."""
+        known = (self._index.find(ids) >= 0).numpy()
+        slots, now = self._add(ids), self._clocks.of(ids)
+        counted = known & ~self._are_old(slots, ids)
+        self._count_array[slots] = np.where(counted, self._count_array[slots], 0) + 1
+        self._seen_array[slots] = now
+        admitted = torch.from_numpy(self._count_array[slots] > self._admit_after)
+        self._index.remove(ids[admitted])
+        return admitted
+
+    def forget_old(self) -> None:
+        """Clear away those that will begin anew anyway."""
+        slots, ids = self._everything()
+        self._index.remove(ids[torch.from_numpy(self._are_old(slots, ids))])
+
+    def drop(self, ids: torch.Tensor) -> None:
+        self._index.remove(ids)
+
+    def export(self) -> Waiting:
+        slots, ids = self._everything()
+        young = ~self._are_old(slots, ids)
+        slots, ids = slots[young], ids[torch.from_numpy(young)]
+        idle = np.maximum(self._clocks.of(ids) - self._seen_array[slots], 0)
+        return Waiting(ids, torch.from_numpy(self._count_array[slots]), torch.from_numpy(idle))
+
+    def load(self, waiting: Waiting) -> None:
+        slots = self._add(waiting.ids)
+        self._count_array[slots] = waiting.counts.numpy()
+        self._seen_array[slots] = self._clocks.of(waiting.ids) - waiting.idle.numpy()
+
+    def _add(self, ids: torch.Tensor) -> Slots:
         num_slots = max(self._index.num_slots, len(self._index) + len(ids))
         self._counts.grow(num_slots)
         self._seen.grow(num_slots)
-        known = self._index.find(ids) >= 0
-        slots = self._index.add(ids).numpy()
-        counts, seen = self._arrays()
-        counts[slots] = np.where(known.numpy(), counts[slots], 0) + 1
-        seen[slots] = version
-        admitted = torch.from_numpy(counts[slots] > self._admit_after)
-        self._remove(ids[admitted])
-        return admitted
+        slots: Slots = self._index.add(ids).numpy()
+        return slots
 
-    def forget(self, older_than_version: int) -> int:
-        """Drop the ids that were not seen since; how many."""
-        _, seen = self._arrays()
-        ages = seen[: self._index.num_slots]
-        slots = np.flatnonzero((ages >= 0) & (ages < older_than_version))
-        self._remove(self._index.keys_of(torch.from_numpy(slots)))
-        return len(slots)
+    def _everything(self) -> tuple[Slots, torch.Tensor]:
+        ids = self._index.keys_of(torch.arange(self._index.num_slots))
+        slots = self._index.find(ids)
+        # Of a slot that is free the key may be anywhere, or nowhere.
+        used = slots == torch.arange(len(slots))
+        return slots[used].numpy(), ids[used]
 
-    def _remove(self, ids: torch.Tensor) -> None:
-        _, seen = self._arrays()
-        seen[self._index.remove(ids).numpy()] = -1
-
-    def _arrays(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        return self._counts.tensor.view(-1).numpy(), self._seen.tensor.view(-1).numpy()
+    def _are_old(self, slots: Slots, ids: torch.Tensor) -> npt.NDArray[np.bool_]:
+        if not self._evict_after:
+            return np.zeros(len(slots), dtype=np.bool_)
+        old: npt.NDArray[np.bool_] = self._clocks.of(ids) - self._seen_array[slots] >= self._evict_after
+        return old

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,13 +10,13 @@ import torch
 
 @dataclass(frozen=True)
 class Chunk:
-    """`ids` [n] differ; `rows` [n, dim]; `state` by torch's name, [n, dim] or [n, 1] each; `versions` [n] are those of
-    the last changes. The tensors are copies: the table may change meanwhile."""
+    """`ids` [n] differ; `rows` [n, dim]; `state` by torch's name, [n, dim] or [n, 1] each; `idle` [n] is for how many
+    updates each was not touched, where that is counted. The tensors are copies: the table may change meanwhile."""
 
     ids: torch.Tensor
     rows: torch.Tensor
     state: dict[str, torch.Tensor]
-    versions: torch.Tensor
+    idle: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -26,5 +27,31 @@ class Chunk:
             ids=self.ids[mask],
             rows=self.rows[mask],
             state={name: value[mask] for name, value in self.state.items()},
-            versions=self.versions[mask],
+            idle=self.idle[mask] if self.idle is not None else None,
         )
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Ids that have no row yet: how often each was seen, and how many updates ago."""
+
+    ids: torch.Tensor
+    counts: torch.Tensor
+    idle: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, mask: torch.Tensor) -> Waiting:
+        return Waiting(self.ids[mask], self.counts[mask], self.idle[mask])
+
+
+def joined_waiting(parts: Sequence[Waiting]) -> Waiting | None:
+    """Of several servers; None of none."""
+    if not parts:
+        return None
+    return Waiting(
+        torch.cat([one.ids for one in parts]),
+        torch.cat([one.counts for one in parts]),
+        torch.cat([one.idle for one in parts]),
+    )

@@ -35,6 +35,8 @@ DIAL_S = 5.0
 _SLICE_S = 0.1  # between two looks at whether a wait is still worth it
 _SHORTEST_S, _LONGEST_S = 0.0005, 0.05  # between two tries
 
+_NIL = msgspec.Raw(b"\xc0")
+
 Pack = Callable[[Request], Parcel]
 
 
@@ -66,6 +68,7 @@ class GroupClient:
         self._memories = Memories()
         self._memories.add(self._memory)
         self._lines: dict[str, Postbox] = {}
+        self._twins: list[GroupClient] = []
         self._seen: dict[str, int] = {}  # how many updates each server had made when it was last pulled from
 
     # -- memory and placement ----------------------------------------------------------------------------------------
@@ -78,11 +81,28 @@ class GroupClient:
     def placement(self) -> Placement:
         return self._placement
 
+    @property
+    def is_near(self) -> bool:
+        """Whether all servers that were asked so far are on this host."""
+        return bool(self._lines) and all(line.connection.is_local for line in self._lines.values())
+
     def adopt(self, placement: Placement) -> None:
         with self._changed:
             if placement.version > self._placement.version:
                 self._placement = placement
                 self._changed.notify_all()
+            twins = list(self._twins)
+        for twin in twins:
+            twin.adopt(placement)
+
+    def twin(self, check: Check) -> GroupClient:
+        """Another way to the same servers, for another thread; whoever asks for it closes it."""
+        twin = GroupClient(self._endpoint, check=check)
+        with self._changed:
+            self._twins.append(twin)
+            placement = self._placement
+        twin.adopt(placement)
+        return twin
 
     def wait_for_founding(self, founding: int, deadline: Deadline) -> Placement:
         """The placement of a founding of the run, or of a later one."""
@@ -153,10 +173,16 @@ class GroupClient:
         answer = decode(letter.body, Answer)
         if parcel.wanted:
             self._seen[server] = answer.updates
+        tensors = letter.tensors
         if parcel.detail.exports:
-            parcel.answer = Parcel(decode(answer.detail, Detail), letter.tensors)
-        else:
-            for wanted, tensor in zip(parcel.wanted, letter.tensors, strict=False):  # none where it wrote in place
+            parcel.answer = Parcel(decode(answer.detail, Detail), tensors)
+        elif parcel.detail.refreshes:
+            detail = decode(answer.detail, Detail) if answer.detail != _NIL else Detail()
+            first = len(tensors) - 2 * len(detail.rows)
+            parcel.answer = Parcel(detail, tensors[first:])
+            tensors = tensors[:first]
+        if not parcel.detail.exports:
+            for wanted, tensor in zip(parcel.wanted, tensors, strict=False):  # none where it wrote in place
                 wanted.copy_(tensor)
         return answer
 
@@ -193,6 +219,10 @@ class GroupClient:
     def _hang_up(self, server: str) -> None:
         if (line := self._lines.pop(server, None)) is not None:
             line.close()
+
+    def check(self) -> None:
+        """Raise if there is no use in waiting at all."""
+        self._check()
 
     def look(self, server: str) -> None:
         """Raise if there is no use in waiting for this server."""

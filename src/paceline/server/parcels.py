@@ -54,6 +54,14 @@ class Rows(msgspec.Struct, frozen=True, array_like=True):
     rows: int
 
 
+class Refresh(msgspec.Struct, frozen=True, array_like=True):
+    """Rows that somebody pulled when a table had the version `since`: those that have changed are wanted."""
+
+    table: str
+    ids: int
+    since: int
+
+
 class Making(msgspec.Struct, frozen=True, array_like=True):
     """A dense range as it is made: where its values are, and what its optimizer keeps, by name."""
 
@@ -63,12 +71,22 @@ class Making(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableChunk(msgspec.Struct, frozen=True, array_like=True):
-    """Part of a table with everything that is kept for its rows, by name of what is kept."""
+    """Part of a table with everything that is kept for its rows, by name of what is kept. `idle` is -1 where nobody
+    counts for how long they were not touched."""
 
     table: str
     ids: int
-    versions: int
     tensors: dict[str, int]
+    idle: int = -1
+
+
+class WaitingChunk(msgspec.Struct, frozen=True, array_like=True):
+    """Ids of a table that have no row yet: the numbers of the tensors."""
+
+    table: str
+    ids: int
+    counts: int
+    idle: int
 
 
 class StagedPush(msgspec.Struct, frozen=True, array_like=True):
@@ -96,8 +114,13 @@ class Detail(msgspec.Struct, frozen=True):
     dense, rows       gradients that are pushed
     wants, row_wants  values that are pulled: the numbers of tensors there are those of the tensors to be filled, but
                       for `Rows.ids`, which is one that was sent; rows that are not there are made if `makes_rows`
-    makes, chunks     ranges and rows that are loaded, with `sections` and `tables` that they belong to; ids belong to
-                      ranges as `partitions` says
+    stamps            the number of the tensor to be filled with the version of the table of each of `row_wants`; -1 of
+                      a table that did not give all of them
+    refreshes         rows that are wanted if they have changed, as `rows` of the answer: there `Rows.ids` are
+                      positions. What is not wholly here is not answered
+    makes, chunks,    ranges and rows that are loaded, and ids that wait for a row, with `sections` and `tables` that
+    waiting           they belong to; ids belong to ranges as `partitions` says, which are as of
+                      the update of the number `clock`
     staged            in a snapshot
     exports           everything of these ranges is wanted, as `makes` and `chunks` of the answer
     """
@@ -107,11 +130,15 @@ class Detail(msgspec.Struct, frozen=True):
     wants: tuple[Slice, ...] = ()
     row_wants: tuple[Rows, ...] = ()
     makes_rows: bool = True
+    stamps: int = -1
+    refreshes: tuple[Refresh, ...] = ()
     makes: tuple[Making, ...] = ()
     sections: tuple[Settings, ...] = ()
     tables: tuple[TableSpec, ...] = ()
     partitions: Partitions | None = None
     chunks: tuple[TableChunk, ...] = ()
+    waiting: tuple[WaitingChunk, ...] = ()
+    clock: int = 0
     staged: tuple[StagedPush, ...] = ()
     exports: bool = False
     squares: Squares | None = None

@@ -5,11 +5,14 @@ the table and the id alone, so any server could have made it.
 
 Promises:
 - A call that raises has changed nothing: neither a row, nor a sighting, nor the version. (Not so with a `MemoryError`:
-  ids that wait for a row may have been counted, and of the rows to evict some may be gone. No row is ever half made.)
-- `version` grows with each push, and each row remembers the version of its last change. It is an int64 and does not
-  wrap around: a million pushes a second would take 292,000 years.
-- A row costs its numbers and its state (`row_bytes`), 8 bytes for its version, 8 for its id, and 8 to 19 in the index.
-  Memory grows by slabs of at most 65,536 rows and is not given back: evicted rows make room for others.
+  ids that wait for a row may have been counted. No row is ever half made.)
+- `version` grows with each push, load and eviction, and each row remembers the version of its last change. It is this
+  table's own: rows that come from another one have changed. It is an int64 and does not wrap around: a million pushes
+  a second would take 292,000 years.
+- A row costs its numbers and its state (`row_bytes`), 8 bytes for its version, 8 for its id, 8 for its age with
+  `evict_after`, and 8 to 19 in the index. Memory grows by slabs of at most 65,536 rows and is not given back: evicted
+  rows make room for others.
+- A row that is old (`ages`) is none, for every call; `len` and what it takes may count it for a while.
 
 Ids of one call must differ; the caller has joined equal ones. That is not checked: of equal ids in one push only one
 would count. One thread at a time may use a table.
@@ -25,7 +28,8 @@ import torch
 
 from paceline.server import row_optimizers
 from paceline.server.admission import WaitingIds
-from paceline.server.chunk import Chunk
+from paceline.server.ages import Ages, Clocks
+from paceline.server.chunk import Chunk, Waiting
 from paceline.server.index import MAX_KEYS, KeyIndex
 from paceline.server.initial import InitialRows
 from paceline.server.memory import SLAB, Column, Slots
@@ -39,7 +43,9 @@ _UPDATE_BYTES = 2**22
 
 
 class RowTable:
-    def __init__(self, spec: TableSpec) -> None:
+    """`clocks` say how far the ranges are that the ids are in; whoever makes updates moves them on."""
+
+    def __init__(self, spec: TableSpec, clocks: Clocks | None = None) -> None:
         self.spec = spec
         widths = row_optimizers.state_widths(spec)
         self._row_bytes = spec.dim * spec.torch_dtype.itemsize + sum(widths.values()) * spec.math_dtype.itemsize
@@ -56,7 +62,9 @@ class RowTable:
         self._version_array: npt.NDArray[np.int64] = self._versions.tensor.view(-1).numpy()
         self._index = KeyIndex()
         self._initial = InitialRows(spec)
-        self._waiting = WaitingIds(spec.admit_after) if spec.admit_after else None
+        clocks = clocks if clocks is not None else Clocks()
+        self._waiting = WaitingIds(spec.admit_after, spec.evict_after, clocks) if spec.admit_after else None
+        self._ages = Ages(spec.evict_after, clocks, max_rows, what) if spec.evict_after else None
         self._update_rows = max(1, _UPDATE_BYTES // (spec.dim * spec.math_dtype.itemsize))
         self._version = 0
         self._evicted_version = -1
@@ -76,9 +84,8 @@ class RowTable:
     @property
     def num_bytes(self) -> int:
         """What everything takes: also the index, versions, free slots, and ids that wait for a row."""
-        columns = [self._rows, self._versions, *self._state.values()]
         waiting = self._waiting.num_bytes if self._waiting is not None else 0
-        return sum(column.num_bytes for column in columns) + self._index.num_bytes + waiting
+        return sum(column.num_bytes for column in self._columns()) + self._index.num_bytes + waiting
 
     def pull(self, ids: torch.Tensor, *, make: bool = True, out: torch.Tensor | None = None) -> torch.Tensor:
         """The rows [n, dim] of these ids, written to `out` where that is given. What has no row is given with its
@@ -87,7 +94,8 @@ class RowTable:
             out = torch.empty((len(ids), self.spec.dim), dtype=self.spec.torch_dtype)
         else:
             self._check_rows(out, len(ids), "out")
-        slots = self._find_or_make(ids) if make else self._index.find(ids).numpy()
+        # Ids that must be seen more often first are counted by pushes, which all replicas get.
+        slots = self._find_or_make(ids) if make and self._waiting is None else self._find(ids)
         # Of a slot -1 the first row is read, which is overwritten then.
         self._rows.gather(slots, out)
         missing = torch.from_numpy(np.flatnonzero(slots < 0))
@@ -105,8 +113,11 @@ class RowTable:
         if self._waiting is not None:
             present = np.flatnonzero(slots >= 0)
             if len(present) < len(slots):
-                slots, grads = slots[present], grads[torch.from_numpy(present)]
+                chosen = torch.from_numpy(present)
+                slots, ids, grads = slots[present], ids[chosen], grads[chosen]
         self._version += 1
+        if self._ages is not None:
+            self._ages.touch(slots, ids, step)
         for start in range(0, len(slots), self._update_rows):
             stop = start + self._update_rows
             self._update(slots[start:stop], grads[start:stop], hyper, step)
@@ -126,62 +137,60 @@ class RowTable:
         """Forget the rows of these ids, which belong to another table from now on."""
         slots = self._index.find(ids).numpy()
         present = np.flatnonzero(slots >= 0)
-        if len(present):
-            self._index.remove(ids[torch.from_numpy(present)])
-            self._version_array[slots[present]] = -1
-            self._version += 1
-            self._evicted_version = self._version
+        self._remove(slots[present], ids[torch.from_numpy(present)])
+        if self._waiting is not None:
+            self._waiting.drop(ids)
 
     def changed_since(self, ids: torch.Tensor, version: int) -> torch.Tensor:
         """True where a row is another one than at that version: pushed, loaded, or evicted. Of an id without a row,
         which could have been evicted, it is said if any row was."""
-        slots = self._index.find(ids).numpy()
+        slots = self._find(ids, evicts=True)
         changed = np.full(len(slots), version < self._evicted_version)
         present = np.flatnonzero(slots >= 0)
         changed[present] = self._version_array[slots[present]] > version
         return torch.from_numpy(changed)
 
-    def evict(self, older_than_version: int) -> int:
-        """Drop the rows that were neither pushed, loaded nor made at this version or later, and the ids that wait for
-        a row and were not seen since; the number of rows. (A pull alone keeps no row.)"""
-        if self._waiting is not None:
-            self._waiting.forget(older_than_version)
-        num_rows = 0
-        for start in range(0, self._index.num_slots, SLAB):
-            versions = self._version_array[start : min(start + SLAB, self._index.num_slots)]
-            old = np.flatnonzero((versions >= 0) & (versions < older_than_version))
-            if len(old):
-                if num_rows == 0:
-                    self._version += 1
-                    self._evicted_version = self._version
-                self._index.remove(self._index.keys_of(torch.from_numpy(old + start)))
-                versions[old] = -1
-                num_rows += len(old)
-        return num_rows
+    def sweep(self) -> int:
+        """Clear away old rows in the next part of the table, as part of every update; how many."""
+        if self._ages is None:
+            return 0
+        slots = self._ages.next_part(self._index.num_slots)
+        if self._waiting is not None and self._ages.is_round_over:
+            self._waiting.forget_old()
+        slots = slots[self._version_array[slots] >= 0]
+        ids = self._index.keys_of(torch.from_numpy(slots))
+        old = self._ages.are_old(slots, ids)
+        self._remove(slots[old], ids[torch.from_numpy(old)])
+        return int(old.sum())
 
     def export(self, chunk_rows: int = SLAB) -> Iterator[Chunk]:
         """All rows, in the order of their slots, so many at a time (or fewer, where rows were evicted). Each chunk is
         what the table holds when it is asked for; a row that is made, or evicted and made again, between two chunks may
-        be missing. Ids that wait for a row are not exported."""
+        be missing. Ids that wait for a row are not among them."""
         if chunk_rows < 1:
             raise ValueError(f"chunk_rows={chunk_rows}; use 1 row or more")
         start = 0
         while start < self._index.num_slots:
             versions = self._version_array[start : min(start + chunk_rows, self._index.num_slots)]
             slots = np.flatnonzero(versions >= 0) + start
+            ids = self._index.keys_of(torch.from_numpy(slots))
+            idle = None
+            if self._ages is not None:
+                young = ~self._ages.are_old(slots, ids)
+                slots, ids = slots[young], ids[torch.from_numpy(young)]
+                idle = torch.from_numpy(self._ages.idle(slots, ids))
             if len(slots):
                 yield Chunk(
-                    ids=self._index.keys_of(torch.from_numpy(slots)),
+                    ids=ids,
                     rows=self._rows.gather(slots),
                     state={name: column.gather(slots) for name, column in self._state.items()},
-                    versions=torch.from_numpy(self._version_array[slots]),
+                    idle=idle,
                 )
             start += chunk_rows
 
     def load(self, chunk: Chunk) -> None:
-        """Take these rows over with their state and versions, in place of any that are here; `version` becomes at
-        least the highest of theirs. Versions of two tables count separately: a copy that somebody made of a row of the
-        one cannot be asked after in the other."""
+        """Take these rows over with their state, in place of any that are here. They have been idle for as long as they
+        had been where they come from; not at all, if nobody counted."""
         self._check_chunk(chunk)
         if not len(chunk):
             return
@@ -190,15 +199,55 @@ class RowTable:
         self._rows.scatter(slots, chunk.rows.contiguous())
         for name, column in self._state.items():
             column.scatter(slots, chunk.state[name].contiguous())
-        self._version_array[slots] = chunk.versions.numpy()
-        self._version = max(self._version, int(chunk.versions.max()))
+        self._version += 1
+        self._version_array[slots] = self._version
+        if self._ages is not None:
+            idle = chunk.idle.numpy() if chunk.idle is not None else np.zeros(len(chunk), dtype=np.int64)
+            self._ages.put(slots, chunk.ids, idle)
+
+    def all_ids(self) -> list[torch.Tensor]:
+        """Of all rows, old ones too, and of what waits for one; some at a time."""
+        found = []
+        for start in range(0, self._index.num_slots, SLAB):
+            versions = self._version_array[start : min(start + SLAB, self._index.num_slots)]
+            found.append(self._index.keys_of(torch.from_numpy(np.flatnonzero(versions >= 0) + start)))
+        if self._waiting is not None:
+            found.append(self._waiting.export().ids)
+        return found
+
+    def waiting(self) -> Waiting | None:
+        """The ids that wait for a row, if any does."""
+        return self._waiting.export() if self._waiting is not None and len(self._waiting) else None
+
+    def load_waiting(self, waiting: Waiting) -> None:
+        """Have these wait here; where none has to, their next sighting makes a row."""
+        if self._waiting is not None:
+            self._waiting.load(waiting)
+
+    def _find(self, ids: torch.Tensor, *, evicts: bool = False) -> Slots:
+        """The slot of each id, -1 where it has no row, or an old one."""
+        slots: Slots = self._index.find(ids).numpy()
+        if self._ages is not None:
+            at = np.flatnonzero(slots >= 0)
+            at = at[self._ages.are_old(slots[at], ids[torch.from_numpy(at)])]
+            if evicts:
+                self._remove(slots[at], ids[torch.from_numpy(at)])
+            slots[at] = -1
+        return slots
+
+    def _remove(self, slots: Slots, ids: torch.Tensor) -> None:
+        if len(slots):
+            self._index.remove(ids)
+            self._version_array[slots] = -1
+            self._version += 1
+            self._evicted_version = self._version
 
     def _find_or_make(self, ids: torch.Tensor) -> Slots:
         """The slot of each id, -1 where it has no row because it was not seen often enough."""
-        slots: Slots = self._index.find(ids).numpy()
+        slots = self._find(ids, evicts=True)
         missing = np.flatnonzero(slots < 0)
         if len(missing) and self._waiting is not None:
-            admitted = self._waiting.see(ids[torch.from_numpy(missing)], self._version)
+            admitted = self._waiting.see(ids[torch.from_numpy(missing)])
             missing = missing[admitted.numpy()]
         if len(missing):
             slots[missing] = self._make(ids[torch.from_numpy(missing)])
@@ -215,12 +264,18 @@ class RowTable:
             for column in self._state.values():
                 column.tensor[torch.from_numpy(reused)] = 0
         self._version_array[slots] = self._version
+        if self._ages is not None:
+            self._ages.touch(slots, ids)
         return slots
 
     def _grow(self, num_rows: int) -> None:
         num_slots = max(self._index.num_slots, len(self) + num_rows)
-        for column in [self._rows, self._versions, *self._state.values()]:
+        for column in self._columns():
             column.grow(num_slots)
+
+    def _columns(self) -> list[Column]:
+        ages = [self._ages.column] if self._ages is not None else []
+        return [self._rows, self._versions, *ages, *self._state.values()]
 
     def _update(self, slots: Slots, grads: torch.Tensor, hyper: Hyper, step: int) -> None:
         math_dtype = self.spec.math_dtype
@@ -259,14 +314,10 @@ class RowTable:
         theirs = {
             name: (value.dtype, tuple(value.shape)) for name, value in {"rows": chunk.rows, **chunk.state}.items()
         }
-        if mine != theirs or chunk.versions.shape != (num_rows,) or chunk.versions.dtype != torch.int64:
+        if mine != theirs or (chunk.idle is not None and chunk.idle.shape != (num_rows,)):
             raise ValueError(
-                f"table {spec.name!r} holds {_listed(mine)}; the chunk of {num_rows} rows holds {_listed(theirs)}, "
-                f"and versions {_described(chunk.versions)}; load it into a table of the spec it was exported from"
-            )
-        if num_rows and int(chunk.versions.min()) < 0:
-            raise ValueError(
-                f"table {spec.name!r}: a chunk has a row of version {int(chunk.versions.min())}; use 0 or more"
+                f"table {spec.name!r} holds {_listed(mine)}; the chunk of {num_rows} rows holds {_listed(theirs)}; "
+                "load it into a table of the spec it was exported from"
             )
 
     def _parts(self) -> dict[str, Column]:

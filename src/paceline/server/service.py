@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import torch
 
 from paceline.control.messages import Serving
 from paceline.errors import PacelineError, WireError
@@ -156,11 +157,11 @@ class Service:
             where = f"process {os.getpid()} on {platform.node()}"
             postbox.send("raise", f"{_words(error)} ({where})", deadline=deadline)
             return
+        tensors = [] if letter.is_in_place else letter.wanted
         if outcome.parcel is not None:
             answer = msgspec.structs.replace(answer, detail=_raw(outcome.parcel.detail))
-            postbox.send("answer", answer, outcome.parcel.tensors, deadline=deadline)
-        else:
-            postbox.send("answer", answer, () if letter.is_in_place else letter.wanted, deadline=deadline)
+            tensors = [*tensors, *outcome.parcel.tensors]
+        postbox.send("answer", answer, tensors, deadline=deadline)
 
     def _serve(self, request: Request, parcel: Parcel) -> Outcome:
         with self._changed:
@@ -276,7 +277,7 @@ class Service:
         deadline = Deadline(ANSWER_S, f"feeding server {server}")
         sent = 0
         for forward, parcel in batch:
-            detail, tensors = (_pushed(parcel.detail), parcel.tensors) if parcel is not None else (Detail(), [])
+            detail, tensors = _pushed(parcel) if parcel is not None else (Detail(), [])
             whole = msgspec.structs.replace(forward, detail=_raw(detail))
             postbox.send("forward", whole, tensors, deadline=deadline)
             letter = postbox.receive(deadline=deadline)
@@ -325,6 +326,13 @@ def _raw(detail: Detail) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(detail))
 
 
-def _pushed(detail: Detail) -> Detail:
+def _pushed(parcel: Parcel) -> tuple[Detail, list[torch.Tensor]]:
     """Without what the worker wants to know: that is between it and the primary."""
-    return msgspec.structs.replace(detail, wants=(), row_wants=(), exports=False, squares=None)
+    detail, tensors = parcel.detail, parcel.tensors
+    asked = [want.ids for want in detail.row_wants] + [one.ids for one in detail.refreshes]
+    if asked:  # the ids of what is wanted are the last tensors
+        tensors = tensors[: min(asked)]
+    detail = msgspec.structs.replace(
+        detail, wants=(), row_wants=(), exports=False, squares=None, stamps=-1, refreshes=()
+    )
+    return detail, tensors

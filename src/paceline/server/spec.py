@@ -28,7 +28,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     `rowwise` keeps one second moment a row instead of one an element; Adam's first moment stays per element.
     `momentum` has SGD keep its buffer, `amsgrad` has Adam keep its maximum: memory is laid out for them, so a push that
     asks for one which the table does not keep is refused.
-    `admit_after` is how often an id must have been seen, in pulls and pushes, before the next sighting makes its row.
+    `admit_after` is in how many pushes an id must have been before the next one makes its row. `evict_after` is after
+    how many updates without it a row is dropped; 0: never.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     momentum: bool = False
     amsgrad: bool = False
     admit_after: int = 0
+    evict_after: int = 0
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -64,6 +66,9 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise self._wrong("amsgrad", f"{self.optimizer} has no maximum; leave it False, or use adam or adamw")
         if self.admit_after < 0:
             raise self._wrong("admit_after", "use 0 (a row is made when it is first seen) or more")
+
+        if self.evict_after < 0:
+            raise self._wrong("evict_after", "use 0 (rows stay for good) or a number of updates")
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -150,6 +150,8 @@ class TensorStore:
         self.tables.pull(parcel, wanted)
         if (squares := parcel.detail.squares) is not None:
             self._write_squares((squares.generation, squares.step), ranges, parcel.wanted[0])
+        if parcel.detail.refreshes:
+            return self.tables.refresh(parcel, wanted)
         return self._export(ranges) if parcel.detail.exports else None
 
     def _write_squares(self, key: tuple[int, int], ranges: Sequence[int], out: torch.Tensor) -> None:

@@ -4,34 +4,39 @@ push or a pull needs one look into its index, however many ranges it concerns.""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 import torch
 
-from paceline.server.chunk import Chunk
+from paceline.server.ages import Clocks
+from paceline.server.chunk import Chunk, Waiting
 from paceline.server.merging import merged
-from paceline.server.parcels import Detail, Packing, Parcel, Partitions, Rows, TableChunk, TableSettings
+from paceline.server.parcels import Detail, Packing, Parcel, Partitions, Rows, TableChunk, TableSettings, WaitingChunk
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
 from paceline.server.spec import TableSpec
 
 _CHUNK_ROWS = 1 << 16
+AnyChunk = TypeVar("AnyChunk", Chunk, Waiting)
 
 
 class Tables:
     def __init__(self) -> None:
         self.tables: dict[str, RowTable] = {}
         self.partitions: Partitions | None = None
+        self._clocks = Clocks()
         self.held: set[int] = set()
 
     def take_up(self, specs: Sequence[TableSpec], partitions: Partitions, ranges: set[int]) -> None:
         """Hold the rows of these ranges from now on; there are none yet."""
-        self.partitions = partitions
+        if self.partitions != partitions:
+            self.partitions, self._clocks = partitions, Clocks(partitions)
         for spec in specs:
             present = self.tables[spec.name].spec if spec.name in self.tables else spec
             if present != spec:
                 raise ValueError(f"table {spec.name!r} is {present} here, but {spec} is to be loaded")
-        self.tables.update({spec.name: RowTable(spec) for spec in specs if spec.name not in self.tables})
+        self.tables.update({spec.name: RowTable(spec, self._clocks) for spec in specs if spec.name not in self.tables})
         self.held |= {number for number in ranges if partitions.has(number)}
 
     def has(self, number: int) -> bool:
@@ -57,6 +62,9 @@ class Tables:
             if scale != 1.0:
                 gradients = gradients * scale
             self._table(name).push(ids, gradients, Hyper.of(hyper[name]), step)
+        self._clocks.move_on({number for _, ranges in parts for number in ranges}, step)
+        for table in self.tables.values():
+            table.sweep()
 
     def check_settings(
         self, parts: Sequence[tuple[Parcel, set[int]]], settings: Sequence[TableSettings], step: int
@@ -85,7 +93,8 @@ class Tables:
     def pull(self, parcel: Parcel, ranges: set[int]) -> None:
         if not ranges & self.held:
             return
-        for want in parcel.detail.row_wants:
+        stamps = parcel.wanted[parcel.detail.stamps] if parcel.detail.stamps >= 0 else None
+        for number, want in enumerate(parcel.detail.row_wants):
             ids, out = parcel.tensors[want.ids], parcel.wanted[want.rows]
             table = self._table(want.table)
             mask = self._mask(ids, ranges)
@@ -93,6 +102,18 @@ class Tables:
                 table.pull(ids, make=parcel.detail.makes_rows, out=out)
             else:
                 out[mask] = table.pull(ids[mask], make=parcel.detail.makes_rows)
+            if stamps is not None:
+                stamps[number] = table.version if mask is None else -1
+
+    def refresh(self, parcel: Parcel, ranges: set[int]) -> Parcel:
+        """The rows that have changed since somebody pulled them."""
+        packing, found = Packing(), []
+        for one in parcel.detail.refreshes if ranges & self.held else ():
+            ids, table = parcel.tensors[one.ids], self._table(one.table)
+            if self._mask(ids, ranges) is None:
+                changed = table.changed_since(ids, one.since).nonzero().view(-1)
+                found.append(Rows(one.table, packing.add(changed), packing.add(table.pull(ids[changed]))))
+        return Parcel(Detail(rows=tuple(found)), packing.tensors)
 
     def _table(self, name: str) -> RowTable:
         try:
@@ -121,13 +142,11 @@ class Tables:
     # -- moving ------------------------------------------------------------------------------------------------------
 
     def load(self, parcel: Parcel, ranges: set[int]) -> None:
+        self._clocks.start(ranges, parcel.detail.clock)
         for chunk in parcel.detail.chunks:
-            tensors = {name: parcel.tensors[number] for name, number in chunk.tensors.items()}
-            rows = tensors.pop("rows")
-            loaded = Chunk(parcel.tensors[chunk.ids], rows, tensors, parcel.tensors[chunk.versions])
-            assert self.partitions is not None
-            mine = torch.tensor(sorted(ranges), dtype=torch.int64)
-            self._table(chunk.table).load(loaded.select(torch.isin(self.partitions.of(loaded.ids), mine)))
+            self._table(chunk.table).load(self._part_of(unpack_chunk(chunk, parcel), ranges))
+        for one in parcel.detail.waiting:
+            self._table(one.table).load_waiting(self._part_of(unpack_waiting(one, parcel), ranges))
 
     def pack(self, ranges: set[int], detail: Detail, packing: Packing) -> Detail:
         """All rows of these ranges."""
@@ -136,13 +155,24 @@ class Tables:
         chunks = tuple(
             pack_chunk(name, chunk, packing)
             for name, table in self.tables.items()
-            for whole in table.export(_CHUNK_ROWS)
-            if len(chunk := self._part_of(whole, ranges))
+            for some in table.export(_CHUNK_ROWS)
+            if len(chunk := self._part_of(some, ranges))
         )
-        specs = tuple(table.spec for table in self.tables.values())
-        return msgspec.structs.replace(detail, tables=specs, partitions=self.partitions, chunks=chunks)
+        waiting = tuple(
+            pack_waiting(name, part, packing)
+            for name, table in self.tables.items()
+            if (whole := table.waiting()) is not None and len(part := self._part_of(whole, ranges))
+        )
+        return msgspec.structs.replace(
+            detail,
+            tables=tuple(table.spec for table in self.tables.values()),
+            partitions=self.partitions,
+            chunks=chunks,
+            waiting=waiting,
+            clock=self._clocks.at(ranges),
+        )
 
-    def _part_of(self, chunk: Chunk, ranges: set[int]) -> Chunk:
+    def _part_of(self, chunk: AnyChunk, ranges: set[int]) -> AnyChunk:
         mask = self._mask(chunk.ids, ranges)
         return chunk if mask is None else chunk.select(mask)
 
@@ -158,8 +188,8 @@ class Tables:
         if number in self.held:
             self.held.discard(number)
             for table in self.tables.values():
-                for chunk in list(table.export(_CHUNK_ROWS)):
-                    table.drop(chunk.ids[self._is_in(chunk.ids, number)])
+                for ids in table.all_ids():
+                    table.drop(ids[self._is_in(ids, number)])
 
     def _is_in(self, ids: torch.Tensor, number: int) -> torch.Tensor:
         assert self.partitions is not None
@@ -176,4 +206,19 @@ class Tables:
 
 def pack_chunk(table: str, chunk: Chunk, packing: Packing) -> TableChunk:
     tensors = {"rows": packing.add(chunk.rows), **{name: packing.add(value) for name, value in chunk.state.items()}}
-    return TableChunk(table, packing.add(chunk.ids), packing.add(chunk.versions), tensors)
+    return TableChunk(table, packing.add(chunk.ids), tensors, packing.add(chunk.idle) if chunk.idle is not None else -1)
+
+
+def unpack_chunk(packed: TableChunk, parcel: Parcel) -> Chunk:
+    state = {name: parcel.tensors[number] for name, number in packed.tensors.items()}
+    rows = state.pop("rows")
+    idle = parcel.tensors[packed.idle] if packed.idle >= 0 else None
+    return Chunk(parcel.tensors[packed.ids], rows, state, idle)
+
+
+def pack_waiting(table: str, waiting: Waiting, packing: Packing) -> WaitingChunk:
+    return WaitingChunk(table, packing.add(waiting.ids), packing.add(waiting.counts), packing.add(waiting.idle))
+
+
+def unpack_waiting(packed: WaitingChunk, parcel: Parcel) -> Waiting:
+    return Waiting(parcel.tensors[packed.ids], parcel.tensors[packed.counts], parcel.tensors[packed.idle])

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from paceline.collective import Group
-from paceline.server.chunk import Chunk
+from paceline.server.ages import Clocks
+from paceline.server.chunk import Chunk, Waiting
 from paceline.server.merging import merged
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
@@ -26,7 +27,8 @@ _CHUNK_ROWS = 1 << 16
 class ReplicatedTables:
     def __init__(self, sparse: Sparse) -> None:
         self._sparse = sparse
-        self._tables = {spec.name: RowTable(spec) for spec in sparse.specs}
+        self._clocks = Clocks()
+        self._tables = {spec.name: RowTable(spec, self._clocks) for spec in sparse.specs}
         self._group: Group | None = None
         self._gathered: RowGradients = {}
         self._decided: tuple[int, float] | None = None
@@ -73,46 +75,70 @@ class ReplicatedTables:
             scaled = gradients if factor == 1.0 else gradients * factor
             self._tables[name].push(ids, scaled.contiguous(), Hyper.of(settings[name]), step)
         self._gathered = {}
+        self._clocks.move_on((), step)
+        for table in self._tables.values():
+            table.sweep()
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {name: pack(list(table.export(_CHUNK_ROWS))) for name, table in self._tables.items()}
+        clock = self._clocks.newest
+        return {
+            name: pack(list(table.export(_CHUNK_ROWS)), table.waiting(), clock) for name, table in self._tables.items()
+        }
 
     def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         return in_order(pack(list(self._tables[name].export(_CHUNK_ROWS))), self._tables[name].spec)
 
     def load(self, tables: Mapping[str, Any]) -> None:
+        self._clocks.start((), clock_of(tables))
         for spec in self._sparse.specs:
-            table = RowTable(spec)
-            if tables.get(spec.name):
-                table.load(unpack(tables[spec.name]))
+            table = RowTable(spec, self._clocks)
+            tree = tables.get(spec.name, {})
+            if (chunk := unpack(tree)) is not None:
+                table.load(chunk)
+            if (waiting := unpack_waiting(tree)) is not None:
+                table.load_waiting(waiting)
             self._tables[spec.name] = table
 
 
-def pack(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """Rows as a tree of tensors; empty if there are none."""
-    if not chunks:
-        return {}
-    return {
-        "ids": torch.cat([chunk.ids for chunk in chunks]),
-        "rows": torch.cat([chunk.rows for chunk in chunks]),
-        "versions": torch.cat([chunk.versions for chunk in chunks]),
-        "state": {name: torch.cat([chunk.state[name] for chunk in chunks]) for name in chunks[0].state},
-    }
+def pack(chunks: Sequence[Chunk], waiting: Waiting | None = None, clock: int = 0) -> dict[str, Any]:
+    """Rows, and ids that wait for one, as a tree of tensors, as of the update of this number; empty if there are
+    none."""
+    tree: dict[str, Any] = {}
+    if chunks:
+        tree["ids"] = torch.cat([chunk.ids for chunk in chunks])
+        tree["rows"] = torch.cat([chunk.rows for chunk in chunks])
+        tree["state"] = {name: torch.cat([chunk.state[name] for chunk in chunks]) for name in chunks[0].state}
+        if chunks[0].idle is not None:
+            tree["idle"] = torch.cat([chunk.idle for chunk in chunks if chunk.idle is not None])
+    if waiting is not None and len(waiting):
+        tree["waiting"] = {"ids": waiting.ids, "counts": waiting.counts, "idle": waiting.idle}
+    if "idle" in tree or "waiting" in tree:
+        tree["clock"] = torch.tensor([clock])
+    return tree
+
+
+def clock_of(tables: Mapping[str, Any]) -> int:
+    """The number of the update that packed tables are as of, where any of them needs it."""
+    return max((int(tree["clock"]) for tree in tables.values() if "clock" in tree), default=0)
 
 
 def in_order(tree: Mapping[str, Any], spec: TableSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and rows of a packed table, by id."""
-    if not tree:
+    if "ids" not in tree:
         return torch.empty(0, dtype=torch.int64), torch.empty((0, spec.dim), dtype=spec.torch_dtype)
     ids, order = torch.sort(tree["ids"])
     return ids, tree["rows"][order]
 
 
-def unpack(tree: Mapping[str, Any]) -> Chunk:
-    """The inverse, for one that is not empty."""
-    return Chunk(tree["ids"], tree["rows"], dict(tree["state"]), tree["versions"])
+def unpack(tree: Mapping[str, Any]) -> Chunk | None:
+    """The rows of a packed table, if it has any."""
+    return Chunk(tree["ids"], tree["rows"], dict(tree["state"]), tree.get("idle")) if "ids" in tree else None
+
+
+def unpack_waiting(tree: Mapping[str, Any]) -> Waiting | None:
+    return Waiting(**tree["waiting"]) if "waiting" in tree else None
 
 
 def _exchange(group: Group, ids: torch.Tensor, gradients: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -6,6 +6,8 @@ it meanwhile. So a training with it is not that of one process to rounding, and 
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from paceline.server.index import KeyIndex
@@ -19,6 +21,7 @@ class RowCache:
         self._dim = dim
         self._dtype = dtype
         self._staleness = staleness
+        self._lock = threading.Lock()  # rows for the next batch are looked up on another thread
         self._forget()
 
     def _forget(self) -> None:
@@ -28,6 +31,14 @@ class RowCache:
 
     def take(self, ids: torch.Tensor, now: int, out: torch.Tensor) -> torch.Tensor:
         """Write what is here, and recent enough, into `out`; the positions of the ids that have to be pulled."""
+        with self._lock:
+            return self._take(ids, now, out)
+
+    def put(self, ids: torch.Tensor, rows: torch.Tensor, now: int) -> None:
+        with self._lock:
+            self._put(ids, rows, now)
+
+    def _take(self, ids: torch.Tensor, now: int, out: torch.Tensor) -> torch.Tensor:
         slots = self._index.find(ids)
         known = (slots >= 0).nonzero().view(-1)
         recent = known[self._pulled_at[slots[known]] >= now - self._staleness]
@@ -36,7 +47,7 @@ class RowCache:
         missing[recent] = False
         return missing.nonzero().view(-1)
 
-    def put(self, ids: torch.Tensor, rows: torch.Tensor, now: int) -> None:
+    def _put(self, ids: torch.Tensor, rows: torch.Tensor, now: int) -> None:
         if len(self._index) + len(ids) > MOST_ROWS:
             self._forget()  # what is frequent is back soon
         slots = self._index.add(ids)

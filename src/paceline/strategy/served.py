@@ -110,10 +110,12 @@ class Served:
         if standing.generation == self._standing.generation:  # other parameters are trained from now on
             standing = standing._replace(step=max(standing.step, self._standing.step))
         self._standing = standing
+        self._state.now = max(self._state.now, standing.step)
         what = f"finding the servers (generation {standing.generation})"
         self.client.wait_for_founding(standing.founding, Deadline(PLACEMENT_S, what))
         if standing.generation:
             self._fence(standing)
+        self._rows.forget_ahead()
         self._rows.need = Need(step=standing.step)
         if self._dense is not None:
             return self._dense.lay_out(group, trained, standing)
@@ -224,10 +226,12 @@ class Served:
         if self._dense is not None:
             self._dense.apply()
         self._standing = self._standing._replace(step=commit.step)
+        self._state.now = commit.step
         self._rows.need = Need(step=commit.step)
 
-        pack = self._pack_values if self._dense is None else _nothing_to_pack
+        pack = self._rows.with_ahead(self._pack_values if self._dense is None else _nothing_to_pack)
         self._run(f"step {commit.step}: the update", pack, commit=commit, pull=Need(step=commit.step))
+        self._rows.came_ahead(Need(step=commit.step))
         if self._dense is None:
             self._flats.swap()
 
@@ -278,6 +282,7 @@ class Served:
     def push(self, push: Apply, rows: RowGradients, used: Sequence[bool], lr_factor: float = 1.0) -> None:
         """Have a lease applied, with learning rates times `lr_factor`, and the values after it here."""
         self._rows.keep({} if push.is_void else rows)
+        self._state.now = max(self._state.now, push.number)
         sections, tables = self._section_settings(), self._sparse.settings()
         if lr_factor != 1.0:
             sections = tuple(msgspec.structs.replace(one, values=_slowed(one.values, lr_factor)) for one in sections)
@@ -296,7 +301,9 @@ class Served:
             return Parcel(detail, packing.tensors, wanted.tensors)
 
         what = f"epoch {push.epoch}, lease {push.lease}: pushing gradients"
-        self.client.run(Errand(range(self.layout.num_ranges), push=push, pull=Need()), pack, what)
+        errand = Errand(range(self.layout.num_ranges), push=push, pull=Need())
+        self.client.run(errand, self._rows.with_ahead(pack), what)
+        self._rows.came_ahead()
         self._flats.swap()
 
     def _pack_values(self, request: Request) -> Parcel:
@@ -325,6 +332,8 @@ class Served:
     def close(self) -> None:
         if self._dense is not None:
             self._dense.close()
+        if self._client is not None:
+            self._rows.close()
         self._sparse.source = None
 
 

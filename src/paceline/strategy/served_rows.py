@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -10,9 +10,11 @@ from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout
 from paceline.server.messages import Need, Request
-from paceline.server.parcels import Detail, Packing, Parcel, Rows
+from paceline.server.parcels import Packing, Parcel, Rows
 from paceline.server.scratch import Scratch
+from paceline.strategy.ahead import Along, Early, Lookout
 from paceline.strategy.row_cache import RowCache
+from paceline.strategy.row_pull import RowPull, mask_of
 from paceline.strategy.sparse import RowGradients, Sparse
 
 
@@ -33,6 +35,9 @@ class ServedRows:
             for spec in sparse.specs
             if sparse.modules[spec.name].cache
         }
+        self._asked_again = Scratch(client)
+        self._lookout: Lookout | None = None
+        self._ahead: Along | Early | None = None
         self._clock = 0  # steps or leases of this worker
         self.num_asked = self.num_pulled = 0
 
@@ -61,42 +66,88 @@ class ServedRows:
 
     def _pull(self, wanted: Mapping[str, torch.Tensor], *, make: bool) -> dict[str, torch.Tensor]:
         assert self._partitions is not None
-        found = {
-            name: torch.empty((len(ids), self._specs[name].dim), dtype=self._specs[name].torch_dtype)
-            for name, ids in wanted.items()
-        }
-        homes = {name: self._partitions.of(ids) for name, ids in wanted.items()}
-        landed: list[tuple[str, torch.Tensor | None, torch.Tensor]] = []
         self._pulled.reset()
-
-        def pack(request: Request) -> Parcel:
-            packing, outputs, wants = Packing(), Packing(), []
-            for name, ids in wanted.items():
-                mine = self._mask(homes[name], request.ranges)
-                asked = self._pulled.put(ids if mine is None else ids[mine])
-                if len(asked):
-                    out = self._pulled.empty((len(asked), self._specs[name].dim), self._specs[name].torch_dtype)
-                    wants.append(Rows(name, packing.add(asked), outputs.add(out)))
-                    landed.append((name, mine, out))
-            return Parcel(Detail(row_wants=tuple(wants), makes_rows=make), packing.tensors, outputs.tensors)
-
+        pull = RowPull(wanted, self._specs, self._partitions, self._pulled, make=make)
         first = self._partitions.first
         errand = Errand(range(first, first + self._partitions.count), pull=self.need)
-        self._client.run(errand, pack, f"pulling rows of {', '.join(wanted)}")
-        for name, mine, out in landed:
-            if mine is None:
-                found[name].copy_(out)
-            else:
-                found[name][mine] = out
-        return found
+        self._client.run(errand, pull.pack, f"pulling rows of {', '.join(wanted)}")
+        return pull.found()
 
-    def _mask(self, homes: torch.Tensor, ranges: Sequence[int]) -> torch.Tensor | None:
-        """Which of the ids are in these ranges; None for all."""
+    # -- ahead -------------------------------------------------------------------------------------------------------
+
+    def ask_ahead(self, ids: Mapping[str, torch.Tensor], need: Need | None) -> None:
+        """Have the rows of these ids when the next batch begins, which will want them by this need (of leases), or by
+        that of the next step."""
         assert self._partitions is not None
-        first, count = self._partitions.first, self._partitions.count
-        mine = torch.zeros(count, dtype=torch.bool)
-        mine[[number - first for number in ranges if number >= first]] = True
-        return None if bool(mine.all()) else mine[homes - first]
+        self.forget_ahead()
+        if self._client.is_near:
+            self._ahead = Along(ids, need or self.need, self._clock + 1)
+            return
+        if self._lookout is None:
+            self._lookout = Lookout(self._client, self._specs, self._partitions, self._caches)
+        self._ahead = Early(ids, need or self.need, self._clock + 1)
+        self._lookout.ask(self._ahead)
+
+    def forget_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.is_given_up = True
+            self._ahead = None
+
+    def with_ahead(self, pack: Callable[[Request], Parcel]) -> Callable[[Request], Parcel]:
+        """The same parcels for an errand to all ranges, which also ask for rows of the next batch: for all of them, or
+        for those that have changed since they were pulled."""
+        ahead = self._ahead if isinstance(self._ahead, Along) else self._have_early()
+        self._asked_again.reset()
+        if isinstance(ahead, Along):
+            assert self._partitions is not None
+            missing = ahead.look_up(self._specs, self._caches)
+            ahead.pull = RowPull(missing, self._specs, self._partitions, self._asked_again, make=True)
+            return lambda request: ahead.pack(request, pack(request))
+        if isinstance(ahead, Early):
+            return lambda request: ahead.pack(request, pack(request), self._asked_again)
+        return pack
+
+    def came_ahead(self, need: Need | None = None) -> None:
+        """The errand with those parcels is done: rows are as of this step; of leases they have seen no fewer than those
+        that are known to be done."""
+        ahead = self._ahead
+        if isinstance(ahead, Along):
+            ahead.arrived(need or Need(epoch=self.need.epoch, prefix=max(self.need.prefix, self.need.settled)))
+        elif isinstance(ahead, Early):
+            self.num_pulled += ahead.refresh(need or ahead.need)
+            if ahead.is_given_up or not ahead.is_of(self._client.placement.version):
+                self.forget_ahead()
+
+    def _have_early(self) -> Early | None:
+        """What was asked for in the background, if it came; what did not is dropped."""
+        early = self._ahead
+        if not isinstance(early, Early):
+            return None
+        assert self._lookout is not None
+        if self._lookout.wait(early, self._client.check) and early.is_of(self._client.placement.version):
+            return early
+        self.forget_ahead()
+        return None
+
+    def take_ahead(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
+        """The ids, each once, and the rows that were asked for ahead; None if they are not what is needed now."""
+        ahead = self._ahead if isinstance(self._ahead, Along) and self._ahead.is_there else self._have_early()
+        self._ahead = None
+        if ahead is None or not ahead.suffices_for(self.need):
+            return None
+        for name, ids in ahead.ids.items():
+            self.num_asked += len(ids)
+            pulled = ahead.pulled.get(name)
+            self.num_pulled += len(ids if pulled is None else pulled)
+            if pulled is not None:
+                self._caches[name].put(ids[pulled], ahead.rows[name][pulled], self._clock)
+        return {name: (ids, ahead.rows[name]) for name, ids in ahead.ids.items()}
+
+    def close(self) -> None:
+        self.forget_ahead()
+        if self._lookout is not None:
+            self._lookout.close()
+            self._lookout = None
 
     # -- push --------------------------------------------------------------------------------------------------------
 
@@ -112,8 +163,10 @@ class ServedRows:
 
     def pack(self, ranges: Sequence[int], packing: Packing) -> tuple[Rows, ...]:
         found = []
+        if self._partitions is None:
+            return ()
         for name, ids, gradients, homes in self._kept:
-            mine = self._mask(homes, ranges)
+            mine = mask_of(self._partitions, homes, ranges)
             part = ids if mine is None else ids[mine]
             if len(part):
                 values = gradients if mine is None else gradients[mine]

@@ -13,21 +13,21 @@ from typing import Any
 import torch
 
 from paceline.control.lease_set import LeaseSet
-from paceline.server.chunk import Chunk
+from paceline.server import tables
+from paceline.server.chunk import Chunk, Waiting, joined_waiting
 from paceline.server.client import GroupClient
 from paceline.server.dense import COUNTS, joined, settings_of
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout, Part, Span
 from paceline.server.messages import Need, Request
-from paceline.server.parcels import Detail, Making, Packing, Parcel, TableChunk
-from paceline.server.tables import pack_chunk
-from paceline.strategy.replicated import pack, unpack
+from paceline.server.parcels import Detail, Making, Packing, Parcel, TableChunk, WaitingChunk
+from paceline.strategy.replicated import clock_of, pack, unpack, unpack_waiting
 from paceline.strategy.sparse import Sparse
 
 
 class ServedState:
     """`tables` are those that a worker has read from a checkpoint, and that it loads; `leases` what had been applied to
-    each range."""
+    each range, and `now` the number of the newest update that it knows of."""
 
     def __init__(self, layout: Layout, sparse: Sparse, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._layout = layout
@@ -35,6 +35,7 @@ class ServedState:
         self._optimizers = optimizers
         self.tables: dict[str, Any] = {}
         self.leases: dict[int, LeaseSet] = {}
+        self.now = 0
 
     def begun(self) -> LeaseSet:
         """The leases that had been applied to all ranges."""
@@ -63,6 +64,8 @@ class ServedState:
             tables=self._sparse.specs,
             partitions=self._layout.partitions,
             chunks=tuple(self._chunks(request.ranges, packing)),
+            waiting=tuple(self._waiting(request.ranges, packing)),
+            clock=max(self.now, clock_of(self.tables)),
         )
         return Parcel(detail, packing.tensors)
 
@@ -95,14 +98,26 @@ class ServedState:
         partitions = self._layout.partitions
         if partitions is None:
             return []
-        mine = torch.tensor([number for number in ranges if number >= partitions.first], dtype=torch.int64)
+        mine = torch.tensor(ranges, dtype=torch.int64)
         found = []
         for name, tree in self.tables.items():
-            if tree and len(mine):
-                chunk = unpack(tree)
+            if (chunk := unpack(tree)) is not None:
                 part = chunk.select(torch.isin(partitions.of(chunk.ids), mine))
                 if len(part):
-                    found.append(pack_chunk(name, part, packing))
+                    found.append(tables.pack_chunk(name, part, packing))
+        return found
+
+    def _waiting(self, ranges: Sequence[int], packing: Packing) -> list[WaitingChunk]:
+        partitions = self._layout.partitions
+        if partitions is None:
+            return []
+        mine = torch.tensor(ranges, dtype=torch.int64)
+        found = []
+        for name, tree in self.tables.items():
+            if (waiting := unpack_waiting(tree)) is not None:
+                part = waiting.select(torch.isin(partitions.of(waiting.ids), mine))
+                if len(part):
+                    found.append(tables.pack_waiting(name, part, packing))
         return found
 
     def describe_loss(self, numbers: set[int], step: int) -> str:
@@ -184,12 +199,14 @@ class ServedState:
 
     def _gathered_tables(self, answers: Sequence[Parcel]) -> dict[str, Any]:
         chunks: dict[str, list[Chunk]] = {spec.name: [] for spec in self._sparse.specs}
+        waiting: dict[str, list[Waiting]] = {}
         for answer in answers:
             for one in answer.detail.chunks:
-                tensors = {name: answer.tensors[number] for name, number in one.tensors.items()}
-                rows = tensors.pop("rows")
-                chunks[one.table].append(Chunk(answer.tensors[one.ids], rows, tensors, answer.tensors[one.versions]))
-        return {name: pack(found) for name, found in chunks.items()}
+                chunks[one.table].append(tables.unpack_chunk(one, answer))
+            for packed in answer.detail.waiting:
+                waiting.setdefault(packed.table, []).append(tables.unpack_waiting(packed, answer))
+        clock = max((answer.detail.clock for answer in answers), default=0)
+        return {name: pack(found, joined_waiting(waiting.get(name, [])), clock) for name, found in chunks.items()}
 
 
 def lease_set(epoch: int, prefix: int, beyond: Sequence[int]) -> LeaseSet:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from paceline.nn.embedding import Table
 from paceline.server.merging import merged
+from paceline.server.messages import Need
 from paceline.server.parcels import TableSettings
 from paceline.server.spec import TableSpec
 
@@ -25,9 +26,26 @@ _KINDS = {"SGD": "sgd", "Adagrad": "adagrad", "Adam": "adam", "AdamW": "adamw"}
 IdsOf = Callable[[Any], Mapping[Table, torch.Tensor]]
 
 
+class Upcoming(NamedTuple):
+    """The batch after this one, and what its rows must have seen, if that is not what the next step asks for."""
+
+    batch: Any
+    need: Need | None = None
+
+
 class RowSource(Protocol):
     def pull(self, wanted: Mapping[str, torch.Tensor], *, make: bool) -> dict[str, torch.Tensor]:
         """The rows of these ids, of several tables at once; new tensors."""
+
+
+@runtime_checkable
+class FarSource(Protocol):
+    """One to which it is far: it can be asked for rows while others are computed with."""
+
+    def ask_ahead(self, ids: Mapping[str, torch.Tensor], need: Need | None) -> None: ...
+
+    def take_ahead(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
+        """What was asked for last: ids, each once and in order, and their rows; None if it has to be pulled."""
 
 
 class Sparse:
@@ -47,10 +65,17 @@ class Sparse:
         self._found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._is_recording = False
         self._ready: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # rows that were pulled ahead
-        self.ids_of: IdsOf | None = None
+        self._ids_of: IdsOf | None = None
+        self._looks_ahead = True
+        self.upcoming: Callable[[], Upcoming | None] | None = None  # the batch after the one that is computed
+        self._ahead: Any = None  # the batch whose rows were asked for ahead
         self._names = {id(table): name for name, table in tables.items()}
         for name, table in tables.items():
             table.attach(_Handle(self, name))
+
+    def prefetch(self, ids_of: IdsOf, *, ahead: bool) -> None:
+        """Which ids a batch will ask for; whether to ask for them while the batch before is computed."""
+        self._ids_of, self._looks_ahead = ids_of, ahead
 
     def settings(self) -> tuple[TableSettings, ...]:
         """What the groups of the tables say now."""
@@ -92,16 +117,37 @@ class Sparse:
         self._ready.clear()
 
     def prepare(self, batch: Any) -> None:
-        """Pull the rows of all tables that a batch will ask for, at once."""
-        if self.ids_of is None or self.source is None or batch is None:
+        """Have the rows of all tables that a batch will ask for, at once: they were asked for ahead, or are now."""
+        if self._ids_of is None or self.source is None or batch is None:
             return
-        wanted = {}
-        for table, ids in self.ids_of(batch).items():
+        if self._ahead is batch and isinstance(self.source, FarSource):
+            self._ahead = None
+            if (found := self.source.take_ahead()) is not None:
+                self._ready = found
+                return
+        wanted = {name: torch.unique(ids.reshape(-1).to(torch.int64)) for name, ids in self._ids_in(batch).items()}
+        rows = self.source.pull(wanted, make=True) if wanted else {}
+        self._ready = {name: (ids, rows[name]) for name, ids in wanted.items()}
+
+    def look_ahead(self) -> None:
+        """Ask for the rows of the next batch, if it is known which that is."""
+        if self._ids_of is None or not self._looks_ahead or not isinstance(self.source, FarSource):
+            return
+        following = self.upcoming() if self.upcoming is not None else None
+        if following is None or following.batch is None or following.batch is self._ahead:
+            return
+        if wanted := self._ids_in(following.batch):
+            self._ahead = following.batch
+            self.source.ask_ahead(wanted, following.need)
+
+    def _ids_in(self, batch: Any) -> dict[str, torch.Tensor]:
+        assert self._ids_of is not None
+        found = {}
+        for table, ids in self._ids_of(batch).items():
             if id(table) not in self._names:
                 raise ValueError(f"prefetch named {table}, which is no table of this session's model")
-            wanted[self._names[id(table)]] = torch.unique(ids.reshape(-1).to(torch.int64))
-        rows = self.source.pull(wanted, make=True)
-        self._ready = {name: (ids, rows[name]) for name, ids in wanted.items()}
+            found[self._names[id(table)]] = ids
+        return found
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -176,6 +222,7 @@ def _spec_of(name: str, table: Table, place: _Place, seed: int) -> TableSpec:
         momentum=kind == "sgd" and bool(group.get("momentum")),
         amsgrad=bool(group.get("amsgrad")),
         admit_after=table.admit_after,
+        evict_after=table.evict_after,
     )
 
 

@@ -240,6 +240,8 @@ class Synchronous:
         staged = self._buffers.expected()
         if samples:
             self.sparse.prepare(batch)
+            if not is_rehearsal:
+                self.sparse.look_ahead()
             with (
                 collector.forgetting(),
                 calling.seeded(self._seed, step, self._rank),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from paceline.balance import Shares
 from paceline.data.cursor import Cursor, batch_size, num_steps
-from paceline.data.loader import Loader, LoaderOptions
+from paceline.data.loader import Loader, LoaderError, LoaderOptions
 from paceline.data.order import Order, Orders
 from paceline.data.split import split
 from paceline.data.window import Work
@@ -53,11 +53,36 @@ class Batches:
         self._min_share = min_share
         self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order)
         self.num_steps = num_steps(self.length, global_batch)
+        self._ahead: Batch | None = None  # the one that comes next, as it seemed
+
+    def look_ahead(self, shares: Shares, rank: int, cursor: Cursor) -> Batch | None:
+        """The part that will be fetched next, if nothing changes, where it takes no waiting to have it now."""
+        return self._keep(lambda: self.fetch(shares, rank, cursor))
+
+    def look_ahead_whole(self, cursor: Cursor) -> Batch | None:
+        return self._keep(lambda: self.fetch_whole(cursor))
+
+    def _keep(self, fetch: Callable[[], Batch]) -> Batch | None:
+        if not self._loader.is_ready:
+            return None
+        try:
+            self._ahead = fetch()
+        except LoaderError:
+            raise
+        except Exception:  # of the data set: it will be raised when this batch is asked for
+            self._ahead = None
+        return self._ahead
+
+    def _kept(self, work: Work) -> Batch | None:
+        kept, self._ahead = self._ahead, None
+        return kept if kept is not None and kept.work.same_as(work) else None
 
     def fetch(self, shares: Shares, rank: int, cursor: Cursor) -> Batch:
         """The part of a rank in the global batch at the cursor; those that follow are collated meanwhile."""
         work = self._work(shares, rank, cursor)
         assert work is not None
+        if (kept := self._kept(work)) is not None:
+            return kept
 
         def following(ahead: int) -> Work | None:
             position = cursor.position + ahead * self.global_batch
@@ -77,6 +102,8 @@ class Batches:
         total = self.total(cursor)
         indices = self._orders.slice(cursor.epoch, cursor.position, cursor.position + total)
         work = Work((0, cursor.epoch * self.num_steps + cursor.position // self.global_batch), cursor.epoch, indices)
+        if (kept := self._kept(work)) is not None:
+            return kept
         return Batch(work, self._loader.fetch(work, lambda _: None), total, total)
 
     def total(self, cursor: Cursor) -> int:

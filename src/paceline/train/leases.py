@@ -76,6 +76,12 @@ class Leases:
         with self._changed:
             return self._hand.num_beyond()
 
+    @property
+    def following(self) -> int:
+        """The lease that would be done after the present one; -1 if none is held."""
+        with self._changed:
+            return self._hand.following()
+
     def finish(self, lease: int, loss: float, seconds: float) -> None:
         with self._changed:
             self._hand.finish(lease, loss, seconds)

@@ -25,6 +25,7 @@ from paceline.server.messages import Apply, Need
 from paceline.strategy.aggregation import Standing
 from paceline.strategy.header import exchange_text
 from paceline.strategy.served import Served
+from paceline.strategy.sparse import Upcoming
 from paceline.strategy.synchronous import Synchronous
 from paceline.train.batches import Batch, Batches
 from paceline.train.consistency import Consistency
@@ -149,6 +150,7 @@ class LeaseLoop:
     def step(self, loss_fn: Callable[..., Any], taken: Taken) -> float:
         batch, lease = taken.batch, taken.lease
         number = self._epoch * self._batches.num_steps + lease + 1
+        self._strategy.sparse.upcoming = lambda: self._look_ahead(lease)
         contribution = self._strategy.compute(
             loss_fn, batch.value, samples=batch.samples, total=batch.total, step=number
         )
@@ -166,6 +168,15 @@ class LeaseLoop:
         self._ledger.leased(number)
         self._report_speed(batch.samples, computed - self._began, seconds, number)
         return own.loss
+
+    def _look_ahead(self, lease: int) -> Upcoming | None:
+        """The batch of the lease after this one, unless that needs to see this one, which is not done yet."""
+        following = self._leases.following
+        if following < 0 or self._need(following).prefix > lease:
+            return None
+        cursor = Cursor(self._epoch, following * self._batches.global_batch)
+        found = self._batches.look_ahead_whole(cursor)
+        return Upcoming(found.value, self._need(following)) if found is not None else None
 
     def _report_speed(self, samples: int, compute_s: float, seconds: float, number: int) -> None:
         plan = self._joined.client.look(lambda machine: machine.plan)

@@ -49,6 +49,7 @@ from paceline.strategy import Agreement, Contribution, Disagreement, Flag, Notic
 from paceline.strategy.aggregation import Standing
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
 from paceline.strategy.served import Served
+from paceline.strategy.sparse import Upcoming
 from paceline.train import joining, saving
 from paceline.train.batches import Batch, Batches, ValidationData
 from paceline.train.book import Mode
@@ -219,11 +220,11 @@ class Session:
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
-    def prefetch(self, ids_of: Callable[[Any], Mapping[Table, torch.Tensor]]) -> None:
-        """Pull the rows of all tables for a batch at once, before `loss_fn` is called, instead of table by table as it
-        asks for them: `ids_of(batch)` says which ids each table will be asked for. What it leaves out is pulled when it
-        is asked for."""
-        self._strategy.sparse.ids_of = ids_of
+    def prefetch(self, ids_of: Callable[[Any], Mapping[Table, torch.Tensor]], *, ahead: bool = True) -> None:
+        """Have the rows of all tables before `loss_fn` asks for them: `ids_of(batch)` says which ids each table will be
+        asked for. Those of the next batch are pulled from servers while this one is computed (if `ahead`), which
+        changes nothing in what is learned. What `ids_of` leaves out is pulled when it is asked for."""
+        self._strategy.sparse.prefetch(ids_of, ahead=ahead)
 
     def table(self, module: Table) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows of a table: their ids, in order, and the rows themselves, as plain tensors."""
@@ -333,6 +334,7 @@ class Session:
         ready = (one for one in (given, self._prepared) if one is not None and one.generation == place.plan.generation)
         batch = next(ready, None) or self._fetch_part(place.plan, place.rank)
         self._prepared = None
+        self._strategy.sparse.upcoming = lambda: self._look_ahead(place, batch)
         contribution = self._compute(loss_fn, batch)
         computed = time.monotonic()
         busy_s = self._sharing.watch.read()  # first of all: what follows is not this worker's work
@@ -342,6 +344,15 @@ class Session:
         return self._outcome(
             place, agreement.rows, lambda: self._commit_step(place, agreement, batch, computed - began, began)
         )
+
+    def _look_ahead(self, place: Place, batch: Batch) -> Upcoming | None:
+        """This worker's part of the next global batch, if shares stay as they are and it is there already."""
+        book = self._ledger.book
+        cursor = advance(book.cursor, batch.total, self._batches.length)
+        if is_finished(cursor, self._batches.length):
+            return None
+        found = self._batches.look_ahead(self._sharing.shares(place.plan, book), place.rank, cursor)
+        return Upcoming(found.value) if found is not None else None
 
     def _compute(self, loss_fn: Callable[..., Any], batch: Batch) -> Contribution:
         try:
