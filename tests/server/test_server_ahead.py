@@ -90,6 +90,10 @@ def test_without_an_update_in_between_it_is_as_it_was_pulled() -> None:
         group.commit(2)  # without a refresh, as another generation does it
         rows.need = Need(step=2)
         assert rows.take_ahead() is None
+        rows.ask_ahead({"t": HALF}, None)
+        group.start()
+        group.settle()
+        assert rows.take_ahead() is None, "another placement"
 
 
 @pytest.mark.usefixtures("far")

@@ -203,14 +203,15 @@ def test_replicas_agree_on_which_rows_are_old_and_which_ids_wait() -> None:
     brought_up: TensorStore | None = None
     generator = torch.Generator().manual_seed(3)
     for step in range(1, 40):
-        ids = IDS[torch.rand(len(IDS), generator=generator) < 0.15]
+        ids = IDS[torch.rand(len(IDS), generator=generator) < 0.3]
         number = step if step % 5 else step + 3  # leases come in another order
         for store, ranges in [(primary, EVERYTHING), (backup, [3]), (brought_up, [3])]:
             if store is not None:
                 store.apply(ranges, Apply(0, step, number, settings=SETTINGS), push({}, ids))
         rows_of(primary, home(3))
         primary.pull(EVERYTHING, Parcel(Detail(row_wants=(Rows("t", 0, 0),)), [IDS], [torch.zeros(len(IDS), 2)]))
-        if step == 20:
+        if step % 7 == 0:
+            assert exported(primary, [3])
             brought_up = TensorStore()
             brought_up.restore(3, primary.snapshot(3))
         for store in (backup, brought_up):
