@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from paceline.server.errand import Errand
 from paceline.server.errors import RequestRefused, Superseded, Unserved
 from paceline.server.messages import Fence, Need, Stage
 from paceline.server.parcels import Parcel
+from paceline.server.store import TensorStore
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
 
@@ -162,6 +165,30 @@ def test_strangers_and_noise_at_the_port_harm_nobody(caplog: pytest.LogCaptureFi
         group.stage(1)
         group.commit(1)
         assert group.values(step=1) == {-1.0}
+
+
+def test_who_gives_up_waits_until_nobody_writes_to_its_memory_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up, written = threading.Event(), threading.Event()
+    pull = TensorStore.pull
+
+    def slow_pull(*arguments: Any) -> Any:
+        given_up.wait(20)
+        time.sleep(0.3)  # enough for somebody who does not wait to be gone
+        found = pull(*arguments)
+        written.set()
+        return found
+
+    def give_up() -> None:
+        given_up.set()
+        raise InterruptedError
+
+    with group_of(1) as group:
+        group.values()
+        monkeypatch.setattr(TensorStore, "pull", slow_pull)
+        monkeypatch.setattr(group.client, "_check", give_up)
+        with pytest.raises(InterruptedError):
+            group.values()
+        assert written.is_set()
 
 
 def test_waits_that_are_in_vain_end_and_say_what_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ time; `adopt` from any.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -16,7 +17,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from paceline.errors import ConnectionLost, WireError
+from paceline.errors import ConnectionLost, DeadlineExceeded, WireError
 from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
 from paceline.server.errors import RequestRefused, Superseded, Unserved
@@ -30,8 +31,11 @@ from paceline.wire.endpoint import Endpoint
 from paceline.wire.memory import Arena, SharedMemory, total_bytes
 from paceline.wire.waiting import PLAIN, Waiter, Wanted
 
+logger = logging.getLogger("paceline.server")
+
 ERRAND_S = 120.0
 DIAL_S = 5.0
+LAST_WORD_S = 5.0
 _SLICE_S = 0.1  # between two looks at whether a wait is still worth it
 _SHORTEST_S, _LONGEST_S = 0.0005, 0.05  # between two tries
 
@@ -139,7 +143,7 @@ class GroupClient:
                 pause_s = min(2 * pause_s, _LONGEST_S)
         except BaseException:
             for server in list(errand.under_way):
-                self._hang_up(server)  # an answer that is still to come would be taken for that to the next request
+                self._break_off(server)
             raise
 
     def _wait_for_news(self, seen: Placement, pause_s: float) -> None:
@@ -188,7 +192,7 @@ class GroupClient:
 
     def _lose(self, server: str, errand: Errand, error: WireError, deadline: Deadline) -> None:
         errand.lost(server)
-        self._hang_up(server)
+        self._break_off(server)
         deadline.check(f"server {server} ({error})")
 
     def _look_at_refusals(self, errand: Errand, deadline: Deadline) -> None:
@@ -215,6 +219,21 @@ class GroupClient:
             connection.waiter = waiter
             self._lines[server] = Postbox(connection, self._memories)
         return self._lines[server]
+
+    def _break_off(self, server: str) -> None:
+        """Hang up on who has not answered: what is still to come would be taken for the answer to the next request. On
+        this host it may yet write where it was asked to, also if it is no server any more: so first let it have its
+        last word, or be gone, which whoever started it sees to."""
+        line = self._lines.get(server)
+        if line is not None and line.connection.is_local:
+            line.connection.waiter = PLAIN
+            try:
+                line.receive(deadline=Deadline(LAST_WORD_S, "breaking off"))
+            except DeadlineExceeded:
+                logger.warning("server %s neither answers nor ends; what it writes from now on may do harm", server)
+            except WireError:
+                pass
+        self._hang_up(server)
 
     def _hang_up(self, server: str) -> None:
         if (line := self._lines.pop(server, None)) is not None:
