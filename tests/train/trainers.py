@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from paceline.testing.rehearsal import say
 from paceline.train import transfer
+from paceline.train.headers import Headers
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
@@ -86,17 +87,17 @@ def train_with_held_transfers(go_on: str, *arguments: Any) -> dict[str, Any]:
 def train_with_a_laggard(go_on: str, *arguments: Any) -> dict[str, Any]:
     """In operation 5 the main worker sees the reduction complete, as the others do; then it waits, and goes on when it
     has heard that its plan is over, so that the operation counts for the others only."""
-    outcome = Session._outcome
+    outcome = Headers.outcome
 
-    def late(session: Session, place: Any, *others: Any) -> Any:
+    def late(headers: Headers, place: Any, *others: Any) -> Any:
         if place.operation == 5 and place.rank == 0 and not os.path.exists(go_on):
             say(("behind", place.operation))
             ends_at = time.monotonic() + 30.0
-            while session._join().client.look(lambda machine: machine.plan) and time.monotonic() < ends_at:
+            while headers._join().client.look(lambda machine: machine.plan) and time.monotonic() < ends_at:
                 time.sleep(0.001)
-        return outcome(session, place, *others)
+        return outcome(headers, place, *others)
 
-    Session._outcome = late  # type: ignore[method-assign, assignment]
+    Headers.outcome = late  # type: ignore[method-assign, assignment]
     return train(*arguments)
 
 

@@ -36,35 +36,34 @@ from torch import nn
 
 from paceline.control.client import MemberClient
 from paceline.control.member_events import Fail, Kind, Leave, Ready
-from paceline.control.messages import Phase, Plan, Start
-from paceline.control.progress import MetricRow, StepRow, WorkerRow
-from paceline.data.cursor import Cursor, advance, is_finished, next_epoch
+from paceline.control.messages import Phase, Plan
+from paceline.data.cursor import Cursor, is_finished, next_epoch
 from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
 from paceline.engine.base import START_AGAIN
 from paceline.nn.embedding import Table
 from paceline.server.client import GroupClient
-from paceline.strategy import Agreement, Contribution, Disagreement, Flag, Notice, Synchronous
-from paceline.strategy.aggregation import Standing
-from paceline.strategy.header import Row, Rows, exchange, exchange_text
+from paceline.strategy import Synchronous
 from paceline.strategy.served import Served
-from paceline.strategy.sparse import Upcoming
 from paceline.train import joining, saving
-from paceline.train.batches import Batch, Batches, ValidationData
+from paceline.train.batches import Batches, ValidationData
 from paceline.train.book import Mode
 from paceline.train.consistency import parse as parse_consistency
 from paceline.train.endings import Endings
-from paceline.train.errors import Evicted, NonFiniteGradient, Orphaned
-from paceline.train.evaluation import Scores, Validate, evaluate
+from paceline.train.errors import Evicted, Orphaned
+from paceline.train.evaluation import Validate
+from paceline.train.headers import Headers
+from paceline.train.judging import Judging
 from paceline.train.leases import End, Leases
 from paceline.train.leasing import LeaseLoop, Taken
 from paceline.train.ledger import END, TrainingLedger
-from paceline.train.membership import ALIKE, Outcome, Place, Released
+from paceline.train.membership import Outcome, Place, Released
+from paceline.train.remarks import REMARKS
 from paceline.train.saving import Checkpoints, Saver
 from paceline.train.schedules import Schedules
 from paceline.train.sharing import Sharing
-from paceline.train.starvation import Starvation
+from paceline.train.stepping import StepLoop
 from paceline.train.strategies import StrategyName, aggregate_for
 from paceline.train.training_state import Stateful, TrainingState
 
@@ -123,8 +122,6 @@ class Session:
             min_share=min_share,
         )
         self._sharing = Sharing(global_batch, min_share, self._tell)
-        self._starvation = Starvation()
-        self._limit = 0  # samples that fit into memory, as was told last
         self._facts = {
             "dataset_length": str(self._batches.length),
             "the data's fingerprint": fingerprint(data, seed=seed)[:16],
@@ -152,11 +149,15 @@ class Session:
         self._joined: joining.Joined | None = None
         self._servers: GroupClient | None = None
         self._endings = Endings(self)
-        self._bound = (-1, -1)  # the generation and the swap that the strategy is bound to
-        self._given: Batch | None = None
-        self._prepared: Batch | None = None
-        self._stopping_agreed = False
         self._validation = ValidationData(seed, loader)
+        self._headers = Headers(self._join)
+        self._stepping = StepLoop(
+            *(self._join, self._headers, self._ledger, self._batches, self._strategy, self._sharing),
+            *(nonfinite, self._tell),
+        )
+        self._judging = Judging(
+            *(self._join, self._headers, self._ledger, model, self._validation, self._sharing, self._check)
+        )
         self._first_epoch = 0
         self._closed = False
 
@@ -243,6 +244,7 @@ class Session:
         self._check_open()
         self._seat()
         first, self._first_epoch = self._first_epoch, self._first_epoch + count
+        self._stepping.num_epochs = self._first_epoch
         if self._leasing is not None:
             self._leasing.num_epochs = self._first_epoch
         while True:
@@ -272,18 +274,12 @@ class Session:
 
     def _fetch(self) -> Any:
         """This worker's part of the next global batch."""
-        joined = self._join()
-        self._sharing.watch.pause()
         try:
-            plan = joined.membership.wait_for_plan()
+            return self._stepping.fetch()
         except Released as released:
             self._go(released)
         except Evicted as evicted:
             self._give_way(evicted)
-        self._sharing.watch.resume()
-        self._ledger.training.mark()
-        self._given = self._fetch_part(plan, plan.rank_of(joined.member))
-        return self._given.value
 
     def _fetch_lease(self) -> bool:
         """Take the next lease; False at the end of the epoch."""
@@ -299,10 +295,6 @@ class Session:
         self._taken = taken if isinstance(taken, Taken) else None
         return self._taken is not None
 
-    def _fetch_part(self, plan: Plan, rank: int) -> Batch:
-        book = self._ledger.book
-        return self._batches.fetch(self._sharing.shares(plan, book), rank, book.cursor)
-
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
         """One update of the model from the global batch of which `batch` is this worker's part; the global mean of the
         loss."""
@@ -310,94 +302,12 @@ class Session:
             taken, self._taken = self._taken, None
             assert self._leasing is not None
             return self._leasing.step(loss_fn, taken)
-        given = self._given
-        if given is None or batch is not given.value:
-            raise RuntimeError(
-                "step was called with another batch than the one that the epoch gave last; call it once for each "
-                "batch, and change batches in loss_fn or collate_fn, where it can be done again"
-            )
-        self._given = self._prepared = None
+        given = self._stepping.take(batch)
         began = time.monotonic()
         loss: float = self._operate(
-            Kind.STEP, lambda place: self._attempt_step(place, loss_fn, given, began), self._prepare_step
+            Kind.STEP, lambda place: self._stepping.attempt(place, loss_fn, given, began), self._stepping.prepare
         )
         return loss
-
-    def _prepare_step(self, plan: Plan) -> None:
-        """The step will be done again with whoever is left: this worker's new part of the batch."""
-        self._sharing.watch.spoil()
-        self._prepared = self._fetch_part(plan, plan.rank_of(self._join().member))
-
-    def _attempt_step(self, place: Place, loss_fn: Callable[..., Any], given: Batch, began: float) -> Outcome:
-        self._bind(place)
-        self._ledger.save_if_due(place)
-        ready = (one for one in (given, self._prepared) if one is not None and one.generation == place.plan.generation)
-        batch = next(ready, None) or self._fetch_part(place.plan, place.rank)
-        self._prepared = None
-        self._strategy.sparse.upcoming = lambda: self._look_ahead(place, batch)
-        contribution = self._compute(loss_fn, batch)
-        computed = time.monotonic()
-        busy_s = self._sharing.watch.read()  # first of all: what follows is not this worker's work
-        notice = self._sharing.noticed(self._notice(place), busy_s, place.plan, self._ledger.book)
-        agreement = self._strategy.reduce(contribution, notice)
-        self._sharing.reduced(time.monotonic() - computed)
-        return self._outcome(
-            place, agreement.rows, lambda: self._commit_step(place, agreement, batch, computed - began, began)
-        )
-
-    def _look_ahead(self, place: Place, batch: Batch) -> Upcoming | None:
-        """This worker's part of the next global batch, if shares stay as they are and it is there already."""
-        book = self._ledger.book
-        cursor = advance(book.cursor, batch.total, self._batches.length)
-        if is_finished(cursor, self._batches.length):
-            return None
-        found = self._batches.look_ahead(self._sharing.shares(place.plan, book), place.rank, cursor)
-        return Upcoming(found.value) if found is not None else None
-
-    def _compute(self, loss_fn: Callable[..., Any], batch: Batch) -> Contribution:
-        try:
-            return self._strategy.compute(
-                loss_fn, batch.value, samples=batch.samples, total=batch.total, step=self._ledger.book.steps + 1
-            )
-        finally:
-            limit, before = self._strategy.limit, self._limit
-            self._limit = limit
-            if limit != before:
-                self._sharing.watch.spoil()
-            if 0 < limit < (before or limit + 1):
-                self._tell("out of memory", f"with {batch.samples} samples; goes on with {limit} at a time")
-
-    def _commit_step(self, place: Place, agreement: Agreement, batch: Batch, compute_s: float, began: float) -> float:
-        book = self._ledger.book
-        if not agreement.counts and self._nonfinite == "stop":
-            raise NonFiniteGradient(f"step {book.steps + 1} (operation {place.operation}): {agreement.reason}")
-        self._strategy.apply(agreement)
-        cursor = book.cursor
-        book.cursor = advance(cursor, batch.total, self._batches.length)
-        book.steps += 1
-        book.skipped += not agreement.counts
-        book.loss = agreement.loss
-        book.settling = agreement.settling
-        if not agreement.counts:
-            self._tell("skipped step", agreement.reason)
-        seconds = time.monotonic() - began
-        self._ledger.stepped(
-            StepRow(
-                operation=place.operation,
-                generation=place.plan.generation,
-                epoch=cursor.epoch,
-                position=cursor.position,
-                count=batch.total,
-                loss=agreement.loss,
-                seconds=seconds,
-                time=time.time(),
-            )
-        )
-        self._report_speed(place, batch, compute_s, seconds)
-        if (burden := self._sharing.observe(place.plan, place.rank, book, agreement.rows)) is not None:
-            self._join().client.post(burden)
-        self._ledger.keep_result(place.operation, agreement.loss, self._stopping_agreed)
-        return agreement.loss
 
     # -- validation and decisions ------------------------------------------------------------------------------------
 
@@ -414,27 +324,7 @@ class Session:
     def _attempt_evaluate(self, place: Place, validate: Validate, data: Any, size: int) -> Outcome:
         if self._leasing is not None:  # all leases are done: all workers see the same model
             self._leasing.refresh()
-        parts = self._validation.parts_of(data, size)
-        was_training = self._model.training
-        self._model.eval()
-        try:
-            shares = self._sharing.shares(place.plan, self._ledger.book)
-            scores: Scores = evaluate(validate, parts.walk(shares, place.rank), self._check)
-        finally:
-            self._model.train(was_training)
-        results = scores.agree(place.group, lambda text: _exchange_text(place, text))
-        rows = exchange(place.group, self._row_of(place))
-        return self._outcome(place, rows, lambda: self._commit_evaluate(place, results))
-
-    def _commit_evaluate(self, place: Place, results: dict[str, Any]) -> dict[str, Any]:
-        self._ledger.settle(place.operation)
-        progress = self._join().client.progress
-        for name, value in results.items():
-            if isinstance(value, float):
-                progress.add_metric(MetricRow(place.operation, name, value))
-        self._ledger.record_outside(dict(results))  # copies: what the script does with its own is its affair
-        self._ledger.keep_result(place.operation, dict(results), self._stopping_agreed)
-        return results
+        return self._judging.attempt_evaluate(place, validate, data, size)
 
     def should_stop(self, score: float, *, patience: int, mode: Mode = "min", min_delta: float = 0.0) -> bool:
         """Whether the score has not become better for more than `patience` calls; the same answer on all workers. The
@@ -445,22 +335,8 @@ class Session:
             return bool(recorded)
         value = float(score)
         answer: bool = self._operate(
-            Kind.DECIDE, lambda place: self._attempt_decide(place, value, patience, mode, min_delta)
+            Kind.DECIDE, lambda place: self._judging.attempt_decide(place, value, patience, mode, min_delta)
         )
-        return answer
-
-    def _attempt_decide(self, place: Place, score: float, patience: int, mode: Mode, min_delta: float) -> Outcome:
-        rows = exchange(place.group, self._row_of(place)._replace(weight=score))
-        if len({row.weight for row in rows if row.weight == row.weight}) > 1:
-            logger.warning("should_stop got different scores on the workers; that of the main worker counts")
-        return self._outcome(place, rows, lambda: self._commit_decide(place, rows[0].weight, patience, mode, min_delta))
-
-    def _commit_decide(self, place: Place, score: float, patience: int, mode: Mode, min_delta: float) -> bool:
-        self._ledger.settle(place.operation)
-        self._ledger.book.judge(score, mode, min_delta)
-        answer = self._ledger.book.num_worse > patience
-        self._ledger.record_outside(answer)
-        self._ledger.keep_result(place.operation, answer, self._stopping_agreed)
         return answer
 
     def _recorded(self) -> Any:
@@ -515,38 +391,6 @@ class Session:
         self._finish(1.0)
         raise SystemExit(START_AGAIN) from None
 
-    def _notice(self, place: Place) -> Notice:
-        joined = self._join()
-        asked = joined.client.look(lambda machine: machine.stop_asked)
-        flags = (int(Flag.STOP) if asked else 0) | _KINDS.index(place.kind) << _KIND_BIT
-        return Notice(place.operation, joined.membership.offer(), flags)
-
-    def _row_of(self, place: Place) -> Row:
-        notice = self._notice(place)
-        return Row(notice.operation, notice.held, notice.flags)
-
-    def _outcome(self, place: Place, rows: Rows, commit: Callable[[], Any]) -> Outcome:
-        kinds = [_KINDS[row.flags >> _KIND_BIT & 3].value for row in rows]
-        if len(set(kinds)) > 1:  # the headers of some kinds look alike
-            each = ", ".join(f"{kind} on {rows.name_of(rank)}" for rank, kind in enumerate(kinds))
-            raise Disagreement(f"{place} is {each}; {ALIKE}")
-        stopping = rows.any(Flag.STOP)
-        self._stopping_agreed = stopping
-        return Outcome(tuple(row.held for row in rows), stopping, commit)
-
-    def _bind(self, place: Place) -> None:
-        wanted = (place.plan.generation, self._ledger.num_swaps)
-        if self._bound != wanted:
-            self._bound = (-1, -1)
-            self._sharing.rebound()
-            self._strategy.bind(place.group, place.rank, place.size, self._standing(place.plan))
-            self._bound = wanted
-
-    def _standing(self, plan: Plan) -> Standing:
-        book = self._ledger.book
-        founding = plan.generation if plan.start is Start.FOUND else 0
-        return Standing(plan.generation, book.steps, book.settling, founding)
-
     def _is_loader(self) -> bool:
         """Whether this worker loads what servers lack: the main one, as far as is known."""
         if self._joined is None:
@@ -565,19 +409,6 @@ class Session:
     def _check(self) -> None:
         if self._joined is not None:
             self._joined.membership.check()
-
-    def _report_speed(self, place: Place, batch: Batch, compute_s: float, seconds: float) -> None:
-        speed = batch.samples / compute_s if compute_s > 0 else 0.0
-        row = WorkerRow(
-            rank=place.rank,
-            share=batch.samples,
-            samples_per_s=speed,
-            step_s=seconds,
-            step=self._ledger.book.steps,
-            num_epochs=self._first_epoch,
-            starved=self._starvation.look(),
-        )
-        self._join().client.progress.describe(row)
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
@@ -660,14 +491,14 @@ class Session:
             self._ledger.save_at_end(place)
         else:
             self._leasing.save_at_end(place)
-        rows = exchange(place.group, self._row_of(place))
+        rows = self._headers.exchange(place)
 
         def commit() -> Any:
             self._ledger.settle(place.operation)
-            self._ledger.keep_result(place.operation, END, self._stopping_agreed)
+            self._ledger.keep_result(place.operation, END, self._headers.stopping_agreed)
             return END
 
-        return self._outcome(place, rows, commit)
+        return self._headers.outcome(place, rows, commit)
 
     def _leave_after_end(self) -> None:
         self._saver.close()
@@ -701,8 +532,8 @@ class Session:
     def _tell(self, kind: str, text: str) -> None:
         """For the run's log."""
         logger.info("%s: %s", kind, text)
-        if self._joined is not None and kind in _TOLD:
-            self._joined.client.progress.remark(*_TOLD[kind](text))
+        if self._joined is not None and kind in REMARKS:
+            self._joined.client.progress.remark(*REMARKS[kind](text))
 
     def __enter__(self) -> Session:
         return self
@@ -745,23 +576,6 @@ class Epoch:
         return f"Epoch({self.number})"
 
 
-_KINDS = list(Kind)
-_KIND_BIT = 8  # in the flags of a header, of which the session owns those below 16
-# What of a worker's events is worth a line in the run's log.
-_TOLD: dict[str, Callable[[str], tuple[str, str]]] = {
-    "published": lambda text: ("checkpoint", text),
-    "failed": lambda text: ("warning", f"no checkpoint: {text}"),
-    "skipped": lambda text: ("warning", f"no checkpoint: {text}"),
-    "skipped checkpoint": lambda text: ("warning", f"unreadable, put aside: {text}"),
-    "out of memory": lambda text: ("warning", f"out of memory {text}"),
-    "shares": lambda text: ("shares", text),
-    "burden": lambda text: ("warning", text),
-    "skipped step": lambda text: ("warning", f"step skipped: {text}"),
-    "resumed": lambda text: ("resumed", text),
-    "lost updates": lambda text: ("warning", text),
-}
-
-
 def _told_apart(stateful: Sequence[Stateful]) -> tuple[list[torch.optim.Optimizer], list[Stateful]]:
     """The optimizers, and what else has a state."""
     optimizers = [one for one in stateful if isinstance(one, torch.optim.Optimizer)]
@@ -772,7 +586,3 @@ def _told_apart(stateful: Sequence[Stateful]) -> tuple[list[torch.optim.Optimize
     if not optimizers:
         raise TypeError("a session needs an optimizer: Session(model, optimizer, ...)")
     return optimizers, others
-
-
-def _exchange_text(place: Place, text: bytes) -> list[bytes]:
-    return exchange_text(place.group, text) if place.group is not None else [text]
