@@ -19,7 +19,7 @@ FLOORS = [
     {"placement"},
     {"control"},
     {"collective", "server", "data", "checkpoint", "watch", "balance"},
-    {"nn"},
+    {"nn", "c10d"},
     {"strategy", "engine"},
     {"train"},
     {"testing"},
