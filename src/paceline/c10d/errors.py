@@ -64,7 +64,7 @@ def translate(error: BaseException) -> BaseException:
     if isinstance(error, errors.GroupError):
         return Aborted(str(error))
     if isinstance(error, errors.DeadlineExceeded):
-        return TimedOut(str(error))
+        return TimedOut(f"{error} (the timeout of this group or call)")
     if isinstance(error, errors.WireError):
         return Unreachable(str(error))
     if isinstance(error, ValueError | TypeError):

@@ -183,14 +183,20 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Work:
-        """outputs[k] holds every rank's inputs[k]."""
-        call = calling.read(opts)
+        """outputs[r] becomes the inputs of rank r."""
+        call, name = calling.read(opts), "all_gather_coalesced"
+        for parts in outputs:
+            if len(parts) != len(inputs):
+                raise WrongCall(f"{name}: {len(inputs)} tensors on this rank, room for {len(parts)} of another")
+        of_each = [[parts[index] for parts in outputs] for index in range(len(inputs))]
+        for parts, tensor in zip(of_each, inputs, strict=True):
+            self._check_list(name, parts, tensor)
 
         def job() -> None:
-            for parts, tensor in zip(outputs, inputs, strict=True):
+            for parts, tensor in zip(of_each, inputs, strict=True):
                 self.group.all_gather([movable(part) for part in parts], movable(tensor), timeout_s=call.timeout_s)
 
-        return self._together("all_gather_coalesced", outputs, call, job)
+        return self._together(name, outputs, call, job)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         return self.all_gather_single_coalesced([output], [tensor], opts)
