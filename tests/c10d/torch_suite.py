@@ -43,10 +43,11 @@ def load(backend: str) -> type[unittest.TestCase]:
     """The suite's class, with its backend changed and its processes forked."""
     import torch
     from torch.testing._internal.common_distributed import DistTestCases
-    from torch.testing._internal.distributed import distributed_test as suite
+    from torch.testing._internal.distributed import distributed_test
 
     import paceline.c10d  # noqa: F401
 
+    suite: Any = distributed_test
     torch.set_num_threads(1)
     suite.BACKEND = os.environ["BACKEND"] = backend
     for supported in DistTestCases.backend_feature.values():
@@ -54,7 +55,7 @@ def load(backend: str) -> type[unittest.TestCase]:
             supported.add(backend)
     suite.Barrier.sync = classmethod(_meet)
 
-    class TorchSuite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
+    class TorchSuite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
