@@ -18,7 +18,7 @@ FLOORS = [
     {"wire"},
     {"placement"},
     {"control"},
-    {"collective", "server", "data", "checkpoint", "watch", "balance"},
+    {"collective", "server", "data", "checkpoint", "watch", "balance", "store"},
     {"nn", "c10d"},
     {"strategy", "engine"},
     {"train"},

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -96,7 +97,7 @@ def distributed_tensors(group: ProcessGroup) -> Any:
     mesh = mesh_of(group, "rows")
     rows = distribute_tensor(torch.arange(48.0).view(6, 8), mesh, [Shard(0)])
     columns = rows.redistribute(mesh, [Shard(1)])
-    product = columns @ distribute_tensor(torch.arange(32.0).view(8, 4), mesh, [Shard(0)])
+    product: Any = columns @ distribute_tensor(torch.arange(32.0).view(8, 4), mesh, [Shard(0)])
     return [columns.to_local(), whole(product), product.redistribute(mesh, [Replicate()]).to_local()]
 
 
@@ -104,7 +105,7 @@ def pipeline(group: ProcessGroup) -> Any:
     """A stage on each of the first two ranks; the rest has nothing to do."""
     rank = group.rank()
     layers = model()
-    stages = [nn.Sequential(*layers[:2]), nn.Sequential(*layers[2:])]
+    stages = [nn.Sequential(layers[0], layers[1]), nn.Sequential(layers[2], layers[3])]
     stage = PipelineStage(stages[rank], rank, group.size(), torch.device("cpu"), group=group)
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=lambda output, target: (output - target).square().mean())
     if rank == 0:
@@ -120,9 +121,9 @@ def checkpoint(group: ProcessGroup) -> Any:
     dist.broadcast_object_list(names, dist.get_global_rank(group, 0), group=group)
     mesh = mesh_of(group, "rows")
     state = {"weight": distribute_tensor(torch.arange(12.0).view(6, 2), mesh, [Shard(0)]), "step": 7}
-    dcp.save(state, checkpoint_id=names[0], process_group=group)
+    save(state, checkpoint_id=names[0], process_group=group)
     empty: dict[str, Any] = {"weight": distribute_tensor(torch.zeros(6, 2), mesh, [Shard(0)]), "step": 0}
-    dcp.load(empty, checkpoint_id=names[0], process_group=group)
+    load(empty, checkpoint_id=names[0], process_group=group)
     files = sorted(path.name for path in Path(names[0]).iterdir())
     return [whole(empty["weight"]), empty["step"], files]
 

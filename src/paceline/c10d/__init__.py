@@ -13,6 +13,7 @@ from paceline.c10d.errors import Aborted, Mismatch, PeerLost, StoreFailed, Timed
 from paceline.c10d.options import Options
 from paceline.c10d.process_group import ProcessGroup
 from paceline.c10d.registering import register
+from paceline.c10d.regrouping import regroup
 
 __all__ = [
     "Aborted",
@@ -24,6 +25,7 @@ __all__ = [
     "TimedOut",
     "Unreachable",
     "WrongCall",
+    "regroup",
 ]
 
 register()

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from paceline.collective import Group
 from paceline.wire.dialing import is_loopback
 
 LOOPBACK = "127.0.0.1"
@@ -25,6 +26,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.host in ("0.0.0.0", "::"):
             raise ValueError(f"host={self.host!r} is every address of this machine; give the one that the others use")
+
+
+class Formed:
+    """A group that exists already, to be torch's next one."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
 
 
 def listening_address(options: Options, store: Store) -> tuple[str, bool]:

@@ -39,7 +39,7 @@ from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
 Body = TypeVar("Body")
-_PROCESS = secrets.token_hex(8)  # tells this process from all others that might come with its rank
+_tokens: dict[int, str] = {}
 
 
 class _Here(msgspec.Struct, frozen=True):
@@ -47,6 +47,11 @@ class _Here(msgspec.Struct, frozen=True):
     place: str
     size: int
     public: bytes
+
+
+def _this_process() -> str:
+    """Tells this process from all others that might come with its rank; a forked child is another one."""
+    return _tokens.setdefault(os.getpid(), secrets.token_hex(8))
 
 
 def form(store: Store, rank: int, size: int, *, name: str, timeout_s: float, options: Options = Options()) -> Group:
@@ -117,14 +122,16 @@ class _Board:
             self._round = self._store.add(f"seat/{self._rank}", 1)
         if self._round > 1:
             before = self._read(f"{self._round - 1}/here/{self._rank}", _Here)
-            if before.process != _PROCESS:
+            if before.process != _this_process():
                 raise WrongCall(
                     f"rank {self._rank} is taken by process {before.place}; give every process a rank of its own, and "
                     "a restarted one a new store"
                 )
         place = f"{os.getpid()} on {socket.gethostname()} ({this_host()[:4]})"
-        mine = _Here(_PROCESS, place, self._size, self._seal.public)
-        for rank, here in enumerate(self.exchange("here", mine, _Here)):
+        mine = _Here(_this_process(), place, self._size, self._seal.public)
+        self._write(f"{self._round}/here/{self._rank}", mine)
+        for rank in range(self._size):
+            here = self._read(f"{self._round}/here/{rank}", _Here)
             if here.size != self._size:
                 raise WrongCall(
                     f"rank {rank} expects a world of {here.size} processes, rank {self._rank} one of {self._size}; "
@@ -153,16 +160,20 @@ class _Board:
 
     def _read(self, key: str, body_type: type[Body]) -> Body:
         with self._store_answers():
-            try:
+            try:  # stores differ in what they raise when a key does not come
                 self._store.wait([key], timedelta(seconds=max(0.001, self._deadline.remaining_s())))
-            except dist.DistStoreError as error:
-                raise StoreFailed(f"{self._deadline.operation}: {self._missing(key)}") from error
+            except (dist.DistError, RuntimeError) as error:
+                missing = self._missing(key)  # raises if the store is gone
+                if missing:
+                    seconds = self._deadline.seconds
+                    text = f"ranks {missing} did not come to the store within {seconds:g} s"
+                    raise StoreFailed(f"{self._deadline.operation}: {text}") from error
             return msgspec.json.decode(self._store.get(key), type=body_type)
 
-    def _missing(self, key: str) -> str:
+    def _missing(self, key: str) -> list[int]:
+        """The ranks that have not left what all leave under such a key."""
         what = key.rpartition("/")[0]
-        missing = [rank for rank in range(self._size) if not self._store.check([f"{what}/{rank}"])]
-        return f"ranks {missing} did not come to the store within {self._deadline.seconds:g} s"
+        return [rank for rank in range(self._size) if not self._store.check([f"{what}/{rank}"])]
 
     @contextlib.contextmanager
     def _store_answers(self) -> Iterator[None]:

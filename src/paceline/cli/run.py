@@ -45,6 +45,9 @@ def run(
     ] = False,
     servers: ServersOption = 0,
     replicas: Annotated[int, typer.Option(help="On how many servers each parameter is.")] = 1,
+    backend: Annotated[
+        str, typer.Option(metavar="paceline", help="What scripts get that ask torch.distributed for gloo, or for none.")
+    ] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
 ) -> None:
@@ -67,6 +70,7 @@ def run(
             stem=script[0].rpartition(".")[2] if module else Path(script[0]).stem,
             resume=resume,
             plain=plain,
+            backend=backend,
         )
     except (PacelineError, ValueError, OSError) as error:
         leave(error, BAD_INPUT)
@@ -113,11 +117,21 @@ def _hosting(
 
 
 def _run(
-    command: tuple[str, ...], hosting: Hosting, *, name: str, root: Path, stem: str, resume: bool, plain: bool
+    command: tuple[str, ...],
+    hosting: Hosting,
+    *,
+    name: str,
+    root: Path,
+    stem: str,
+    resume: bool,
+    plain: bool,
+    backend: str,
 ) -> int:
     from paceline.engine import folders, running
     from paceline.engine.local import Job
+    from paceline.engine.stores import Stores, through_backend
 
+    command = through_backend(command, backend)
     if not name:
         name = folders.newest(root) if resume else folders.new_name(root, stem)
     place = folders.claim(root, name, resume=resume)
@@ -126,8 +140,10 @@ def _run(
             folders.reopen(place.folder)
         display = running.Display(place.folder, plain=plain)
         job = Job(command=command, workers=hosting.workers, run=name, environment=hosting.capacity.environment)
-        with running.Lifetime(place, display) as life:
-            outcome = life.host(hosting, running.local_engine(job, place.logs))
+        with contextlib.ExitStack() as stack:
+            attach = stack.enter_context(Stores(hosting.host)).attach if backend else None
+            life = stack.enter_context(running.Lifetime(place, display))
+            outcome = life.host(hosting, running.local_engine(job, place.logs, attach))
             explanation = life.explanation(outcome)
         running.report(outcome, explanation, place)
         return outcome.code
