@@ -1,7 +1,7 @@
 """PyTorch's own programs on Paceline's backend beside Gloo: two ranks on one host, one thread each.
 
-Steps a second of DDP (25 million parameters, with and without gradient_as_bucket_view; a CNN that mostly computes) and of
-FSDP2, and how long survivors need to be told of a killed rank. Prints tables, keeps benchmarks/results/ddp.json.
+Steps a second of DDP (25 million parameters, with and without gradient_as_bucket_view; a CNN that mostly computes) and
+of FSDP2, and how long survivors need to be told of a killed rank. Prints tables, keeps benchmarks/results/ddp.json.
 
 Both backends are in the same two processes and take turns in each round, so that whatever else the machine does falls
 on both; a figure is the median over rounds, of the slower rank, and a ratio the median of the ratios within rounds.
@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as functional
 from rich.console import Console
 from rich.table import Table
-from steps import Case, Step, cnn, mlp
+from steps import Case, Step, cnn, mlp  # type: ignore[import-not-found, unused-ignore]
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard

@@ -252,12 +252,13 @@ def check_receives_under_way(group: Group) -> None:
     sending = group.send(torch.full((300_000,), float(rank)), following, tag=1, async_op=True)
     first.wait(30.0)
     sending.wait(30.0)
-    assert fast[0] == slow[-1] == previous
+    assert fast[0] == slow[0] == slow[-1] == previous
     found = {}
     if rank == 0:
         for _ in range(size - 1):
             message = torch.zeros(2)
-            found[group.recv(message, None, tag=5).source] = message.tolist()
+            source = group.recv(message, None, tag=5).source
+            found[source] = message.tolist()
         assert found == {source: [source, source] for source in range(1, size)}
     else:
         group.send(torch.full((2,), float(rank)), 0, tag=5)
