@@ -37,6 +37,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/aborts.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/ddp.py
 	$(BIN)/python benchmarks/outages.py
 	$(BIN)/python benchmarks/joins.py
 	$(BIN)/python benchmarks/equality.py

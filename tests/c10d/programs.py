@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed.distributed_c10d import GroupName
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
@@ -294,6 +295,19 @@ def one_behind_the_other(group: ProcessGroup) -> None:
     assert tensor[0] == float(group.size()) ** 50
 
 
+def split(group: ProcessGroup) -> None:
+    """Torch's own `split_group` asks for an accelerator; the method works without."""
+    ranks = [group.size() - 1, 0]
+    part = group.split_group(ranks, group_name=GroupName("part"))
+    assert (part is not None) == (group.rank() in ranks)
+    if part is not None:
+        tensor = torch.full((3,), float(part.rank()))
+        part.allreduce(tensor).wait()
+        assert str(part.group_name) == "part"
+        assert (part.rank(), float(tensor[0])) == (ranks.index(group.rank()), 1.0)
+        part.shutdown()
+
+
 def wrong_calls(group: ProcessGroup) -> None:
     """Refused before anything is sent: the group goes on."""
     size = group.size()
@@ -317,5 +331,6 @@ BEYOND_GLOO = [
     other_types,
     inference_mode,
     one_behind_the_other,
+    split,
     wrong_calls,
 ]

@@ -127,15 +127,15 @@ def test_our_store_is_one_of_torchs() -> None:
         store.get("key")
 
 
-def alone(_: None) -> float:
-    init(0, f"file://{worlds.new_file()}", size=1)
+def alone(_: None, path: str) -> float:
+    init(0, f"file://{path}", size=1)
     found = total()
     dist.destroy_process_group()
     return found
 
 
 def test_a_world_of_one(crew: Crew) -> None:
-    assert crew.run(alone, ranks=[0]) == [1.0]
+    assert crew.run(alone, worlds.new_file(), ranks=[0]) == [1.0]
 
 
 @pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")

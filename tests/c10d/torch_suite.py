@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -145,6 +146,7 @@ def main() -> int:
         return 0
     runner = unittest.TextTestRunner(resultclass=Results, verbosity=2)
     result: Any = runner.run(unittest.TestSuite(suite(name) for name in names))
+    shutil.rmtree(os.environ["TEMP_DIR"], ignore_errors=True)
     counts = {kind: sum(one == kind for one in result.outcomes.values()) for kind in ("passed", "failed", "skipped")}
     excluded = 0 if arguments.backend == "gloo" else len(torch_exclusions.EXCLUDED)
     print(f"world size {arguments.world_size}, {arguments.backend}: {counts}, {excluded} excluded by name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,9 @@ def checkpoint(group: ProcessGroup) -> Any:
     empty: dict[str, Any] = {"weight": distribute_tensor(torch.zeros(6, 2), mesh, [Shard(0)]), "step": 0}
     load(empty, checkpoint_id=names[0], process_group=group)
     files = sorted(path.name for path in Path(names[0]).iterdir())
+    dist.barrier(group)
+    if group.rank() == 0:
+        shutil.rmtree(names[0])
     return [whole(empty["weight"]), empty["step"], files]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,7 +23,9 @@ _groups: dict[str, dist.ProcessGroup] = {}
 
 def new_file() -> str:
     """A path for a file:// store that does not exist yet."""
-    return str(Path(tempfile.mkdtemp(prefix="paceline-world-")) / "store")
+    folder = tempfile.mkdtemp(prefix="paceline-world-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return str(Path(folder) / "store")
 
 
 def enter_both(_: None, rank: int, layout: str, path: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from paceline.c10d import calling, moves
 from paceline.c10d.calling import Call, even_parts, movable, only, only_list, require_dense, split_rows
@@ -86,6 +86,30 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self.group.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroup | None:
+        """A group over these ranks of this one, by its connections, without the store; None on the other ranks."""
+        if self.group.rank not in ranks:
+            return None
+        with translated():
+            group = self.group.regroup(list(ranks))
+        name = group_name or group.name
+        part = ProcessGroup(group, PrefixStore(f"{name}/", self._group_store))
+        part.setGroupName(name)
+        part.setGroupDesc(group_desc or "")
+        if timeout is not None:
+            part.set_timeout(timeout)
+        return part
+
+    splitGroup = split_group
 
     def abort(self) -> None:
         self.group.abort("the process group was aborted")
