@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check lint types bench soak simulate clean
+.PHONY: demo test check lint types bench soak simulate torch-suite clean
 
 demo: $(READY)
 	$(BIN)/python examples/elastic.py
@@ -37,6 +37,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/aborts.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/ddp.py
 	$(BIN)/python benchmarks/outages.py
 	$(BIN)/python benchmarks/joins.py
 	$(BIN)/python benchmarks/equality.py
@@ -48,6 +49,14 @@ SEEDS ?= 100000
 simulate: $(READY)
 	$(BIN)/python -m paceline.testing.simulate --seeds $(SEEDS)
 	$(BIN)/python -m paceline.testing.simulate --servers --seeds $(SEEDS)
+
+# PyTorch's own suite for backends of torch.distributed, on Gloo and on Paceline: the same tests must be run, all must pass.
+torch-suite: $(READY)
+	for size in 2 4; do \
+		$(BIN)/python tests/c10d/torch_suite.py --world-size $$size --backend gloo --only '^(?!test_all_to_all)' --json torch-suite-gloo-$$size.json && \
+		$(BIN)/python tests/c10d/torch_suite.py --world-size $$size --json torch-suite-$$size.json --against torch-suite-gloo-$$size.json \
+		|| exit 1; \
+	done
 
 # Longer than a test may take: thousands of operations, deaths and re-formed groups.
 soak: $(READY)

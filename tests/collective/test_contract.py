@@ -236,6 +236,39 @@ def test_messages_between_neighbours_in_a_ring(crew: Crew) -> None:
     crew.run(check_messages)
 
 
+def check_receives_under_way(group: Group) -> None:
+    """Posted before anything is sent: each gets the message of its tag, from whom it asked for, or from anybody."""
+    rank, size = group.rank, group.size
+    if size == 1:
+        return
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    slow, fast = torch.zeros(300_000), torch.zeros(3)
+    first = group.recv(slow, previous, tag=1, async_op=True)
+    second = group.recv(fast, previous, tag=2, async_op=True)
+    group.send(torch.full((3,), float(rank)), following, tag=2)
+    second.wait(30.0)
+    assert not first.done()
+    group.barrier()
+    sending = group.send(torch.full((300_000,), float(rank)), following, tag=1, async_op=True)
+    first.wait(30.0)
+    sending.wait(30.0)
+    assert fast[0] == slow[0] == slow[-1] == previous
+    found = {}
+    if rank == 0:
+        for _ in range(size - 1):
+            message = torch.zeros(2)
+            source = group.recv(message, None, tag=5).source
+            found[source] = message.tolist()
+        assert found == {source: [source, source] for source in range(1, size)}
+    else:
+        group.send(torch.full((2,), float(rank)), 0, tag=5)
+    group.barrier()
+
+
+def test_receives_under_way_are_matched_by_tag(crew: Crew) -> None:
+    crew.run(check_receives_under_way)
+
+
 def check_large_messages(group: Group) -> None:
     """From ordinary memory and from the arena, in whole bins and not, read at once and put aside."""
     rank, size = group.rank, group.size

@@ -48,6 +48,9 @@ def run(
     ranges: Annotated[
         str, typer.Option(metavar="auto|fixed", help="How servers divide parameters: by load, or by capacity alone.")
     ] = "auto",
+    backend: Annotated[
+        str, typer.Option(metavar="paceline", help="What scripts get that ask torch.distributed for gloo, or for none.")
+    ] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
 ) -> None:
@@ -71,6 +74,7 @@ def run(
             stem=script[0].rpartition(".")[2] if module else Path(script[0]).stem,
             resume=resume,
             plain=plain,
+            backend=backend,
         )
     except (PacelineError, ValueError, OSError) as error:
         leave(error, BAD_INPUT)
@@ -119,11 +123,21 @@ def _hosting(
 
 
 def _run(
-    command: tuple[str, ...], hosting: Hosting, *, name: str, root: Path, stem: str, resume: bool, plain: bool
+    command: tuple[str, ...],
+    hosting: Hosting,
+    *,
+    name: str,
+    root: Path,
+    stem: str,
+    resume: bool,
+    plain: bool,
+    backend: str,
 ) -> int:
     from paceline.engine import folders, running
     from paceline.engine.local import Job
+    from paceline.engine.stores import Stores, through_backend
 
+    command = through_backend(command, backend)
     if not name:
         name = folders.newest(root) if resume else folders.new_name(root, stem)
     place = folders.claim(root, name, resume=resume)
@@ -132,8 +146,10 @@ def _run(
             folders.reopen(place.folder)
         display = running.Display(place.folder, plain=plain)
         job = Job(command=command, workers=hosting.workers, run=name, environment=hosting.capacity.environment)
-        with running.Lifetime(place, display) as life:
-            outcome = life.host(hosting, running.local_engine(job, place.logs))
+        with contextlib.ExitStack() as stack:
+            attach = stack.enter_context(Stores(hosting.host)).attach if backend else None
+            life = stack.enter_context(running.Lifetime(place, display))
+            outcome = life.host(hosting, running.local_engine(job, place.logs, attach))
             explanation = life.explanation(outcome)
         running.report(outcome, explanation, place)
         return outcome.code

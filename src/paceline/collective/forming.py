@@ -198,8 +198,8 @@ class _Former:
             memory=memory,
             arena=arena,
             local=Neighbourhood(self.health, memory, near, self._holder),
-            links=Links(self.health, self._connect),
-            mailbox=Mailbox(self.health, self._connect, conveyor),
+            links=Links(self.health, self.connect),
+            mailbox=Mailbox(self.health, self, conveyor),
         )
 
     def _finish_touching(self) -> None:
@@ -292,21 +292,26 @@ class _Former:
             raise HandshakeRefused(f"{visitor.role} {visitor.member} came in place of {self.health.describe(rank)}")
         return connection
 
-    def _connect(self, rank: int, kind: str, deadline: Deadline, *, dials: bool) -> Connection:
-        """A further connection to a member, when the group needs one."""
+    def expect(self, rank: int, kind: str) -> Expectation:
+        return self._endpoint.expect(self._purpose(kind, rank))
+
+    def welcome(self, rank: int, expectation: Expectation) -> Connection:
+        connection = self._checked(rank, *expectation.take())
+        connection.waiter = self.health
+        return connection
+
+    def connect(self, rank: int, kind: str, deadline: Deadline, *, dials: bool) -> Connection:
         if dials:
             try:
                 return self._dial(rank, kind, self.health, deadline)
             except (AddressError, ConnectionLost, HandshakeRefused) as error:
                 raise self.health.gone(rank, f"was lost ({error})", deadline.operation) from error
-        expectation = self._endpoint.expect(self._purpose(kind, rank))
+        expectation = self.expect(rank, kind)
         while not expectation.is_there():
             if self.health.has_departed(rank):
                 raise self.health.gone(rank, "left the group", deadline.operation)
             self.health.wait_any([(expectation.fileno(), READ)], deadline, self.health.describe(rank))
-        connection = self._checked(rank, *expectation.take())
-        connection.waiter = self.health
-        return connection
+        return self.welcome(rank, expectation)
 
     def give_up(self, error: BaseException) -> None:
         """Tell those that are here already, and let go of everything."""

@@ -36,7 +36,7 @@ from paceline.collective.choice import CostModel, candidates, possible
 from paceline.collective.direct import Direct
 from paceline.collective.forming import Cancellation, Parts, assemble
 from paceline.collective.hierarchical import Hierarchical
-from paceline.collective.lane import Handle
+from paceline.collective.lane import Handle, Receiving
 from paceline.collective.linked import LinkPath
 from paceline.collective.messages import Messages
 from paceline.collective.probe import probe
@@ -283,7 +283,8 @@ class Group:
 
         def body(operation: Operation) -> None:
             with flat_all(outputs) as pieces, flat(tensor, writes=False) as mine:
-                pieces[self.rank].copy_(mine)
+                if pieces[self.rank].data_ptr() != mine.data_ptr():  # it may lie there already
+                    pieces[self.rank].copy_(mine)
                 if self.size > 1:
                     self._path.all_gather(operation, pieces)
 
@@ -389,14 +390,21 @@ class Group:
     def recv(
         self,
         tensor: torch.Tensor,
-        rank: int,
+        rank: int | None,
         *,
         tag: int = 0,
         async_op: bool = False,
         timeout_s: float | None = None,
-    ) -> Handle:
-        """Receive from one member into `tensor`, which must have the shape and type of what is sent."""
+    ) -> Receiving:
+        """Receive into `tensor`, which must have the shape and type of what is sent; from any member if `rank` is
+        None. The result's `source` says from whom."""
         return self._messages.receive(tensor, rank, tag, async_op, self.timeout_s if timeout_s is None else timeout_s)
+
+    # -- several operations as one -----------------------------------------------------------------------------------
+
+    def together(self, name: str, job: Callable[[], None], *, async_op: bool = False) -> Handle:
+        """Do `job`, which calls operations of this group that wait, with none of another thread between them."""
+        return self._sequencer.together(name, job, async_op)
 
     # -- memory, the end ---------------------------------------------------------------------------------------------
 
@@ -410,6 +418,11 @@ class Group:
     def committed_bytes(self) -> int:
         """The shared memory that this member's buffers and `empty` tensors cost now."""
         return self._parts.memory.committed_bytes()
+
+    def survivors(self) -> list[int]:
+        """The ranks that are not known to have ended, or to have left; this one among them. After a failure, those to
+        `regroup` with: who died meanwhile is found out there."""
+        return [rank for rank in range(self.size) if rank == self.rank or not self._health.has_ended(rank)]
 
     def abort(self, reason: str) -> None:
         """End the group: every wait of it, here and on the other members, raises `GroupAborted` with this reason.

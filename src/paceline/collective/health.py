@@ -132,6 +132,14 @@ class Health:
     def has_departed(self, rank: int) -> bool:
         return self._peers[rank].departed
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether a member's process is known to have ended, or to have let go of the group."""
+        failure = self.failure
+        if failure is not None and failure.kind == "lost" and failure.rank == rank:
+            return True
+        lines = self.lifelines(self.cards[rank].member)
+        return not lines or any(is_ready(*line) for line in lines)
+
     # -- failing -----------------------------------------------------------------------------------------------------
 
     def fail(self, kind: str, text: str, rank: int, *, tell: bool = True, died: bool = False) -> None:

@@ -11,6 +11,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import torch
+
+from paceline.collective.arguments import flat
 from paceline.errors import DeadlineExceeded
 
 Job = Callable[[bool], None]
@@ -38,9 +41,43 @@ class Handle:
     def done(self) -> bool:
         return self._future.done()
 
+    def error(self) -> BaseException | None:
+        """What a complete operation raised, if it did."""
+        return self._future.exception()
+
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
         """Call `callback(handle)` when complete: at once if it is, else on the lane's thread."""
         self._future.add_done_callback(lambda _: callback(self))
+
+
+class Receiving(Handle):
+    """A receive under way. `source` is who the message came from, when it is complete."""
+
+    __slots__ = ("_write_back", "source")
+
+    def __init__(self, operation: str, future: Future[int], whole: flat | None = None) -> None:
+        arrived: Future[None] = Future()
+        super().__init__(operation, arrived)
+        self._write_back = whole
+        self.source = -1
+        future.add_done_callback(self._arrive)
+
+    def _arrive(self, future: Future[int]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._future.set_exception(error)
+            return
+        self.source = future.result()
+        if self._write_back is not None:
+            self._write_back.__exit__(None)
+        self._future.set_result(None)
+
+
+def received(source: int) -> Receiving:
+    """One that is complete."""
+    future: Future[int] = Future()
+    future.set_result(source)
+    return Receiving("done", future)
 
 
 def _complete() -> Handle:
@@ -59,20 +96,26 @@ class Lane:
         self._name = name
         # Re-entrant for a signal handler that closes the group in the middle of an operation of this thread.
         self._turn = threading.RLock()
+        self._at_work: threading.Thread | None = None  # who has the turn, if it took it to wait
         self._guard = threading.Lock()
         self._num_pending = 0
-        self._queue: queue.SimpleQueue[tuple[Job, Future[None]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Job, Future[None], bool] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def run(self, operation: str, job: Job) -> None:
-        """Do the job and return when it is done. From a callback on the lane's thread it is done before what is
-        queued."""
-        if self._num_pending and threading.current_thread() is not self._thread:
+        """Do the job and return when it is done. From within another job, or from a callback on the lane's thread, it
+        is done before what is queued."""
+        current = threading.current_thread()
+        if self._num_pending and current is not self._thread and current is not self._at_work:
             self.submit(operation, job).wait()
             return
         with self._turn:
-            job(True)
+            outer, self._at_work = self._at_work, current
+            try:
+                job(current is not self._thread)
+            finally:
+                self._at_work = outer
 
     def submit(self, operation: str, job: Job) -> Handle:
         """Do the job after those before it, on the lane's thread."""
@@ -85,15 +128,16 @@ class Lane:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
-            self._queue.put((job, future))
+            # Which tensors may be changed is a matter of the caller's thread.
+            self._queue.put((job, future, torch.is_inference_mode_enabled()))
         return Handle(operation, future)
 
     def _work(self) -> None:
         while (entry := self._queue.get()) is not None:
-            job, future = entry
+            job, future, is_inference = entry
             error: BaseException | None = None
             try:
-                with self._turn:
+                with self._turn, torch.inference_mode(is_inference):
                     job(False)
             except BaseException as raised:
                 error = raised

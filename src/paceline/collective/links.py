@@ -21,6 +21,7 @@ from paceline.errors import ConnectionLost
 from paceline.wire import frame
 from paceline.wire.connection import Connection, drop_sent
 from paceline.wire.deadline import Deadline
+from paceline.wire.endpoint import Expectation
 
 
 class Connect(Protocol):
@@ -28,6 +29,16 @@ class Connect(Protocol):
     group."""
 
     def __call__(self, rank: int, kind: str, deadline: Deadline, *, dials: bool) -> Connection: ...
+
+
+class Connector(Protocol):
+    """The same, and for who waits for several members at once: an expectation, and the connection of who came."""
+
+    def connect(self, rank: int, kind: str, deadline: Deadline, *, dials: bool) -> Connection: ...
+
+    def expect(self, rank: int, kind: str) -> Expectation: ...
+
+    def welcome(self, rank: int, expectation: Expectation) -> Connection: ...
 
 
 class Links:

@@ -1,8 +1,8 @@
-"""Messages between two members: send and receive, with tags, beside the group's operations and in no order with them.
+"""Messages between two members, one at a time: how one is sent, and how the next one of a sender is read.
 
 Each pair has a connection a direction, made by the sender when it first sends. Messages of one sender arrive in the
 order sent; one with a tag that nobody has asked for yet is put aside, up to `MAX_ASIDE_BYTES`. Within a host, large
-ones go through memory (`conveyor`).
+ones go through memory (`conveyor`). Who waits for which message is the matter of `reception`.
 """
 
 from __future__ import annotations
@@ -15,36 +15,57 @@ import torch
 from paceline.collective import conveyor
 from paceline.collective.conveyor import Carried, Conveyor
 from paceline.collective.health import Health
-from paceline.collective.links import Connect
+from paceline.collective.links import Connector
 from paceline.errors import ConnectionLost, GroupError
 from paceline.wire.connection import Connection, describe
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import DTYPES, spec_of
+from paceline.wire.endpoint import Expectation
 from paceline.wire.frame import Header, TensorSpec, check_spec
+from paceline.wire.waiting import READ, is_ready
 
 MAX_ASIDE_BYTES = 1 << 28
 
 
-class _Inbox:
-    def __init__(self) -> None:
+# Given the tag of a message, the tensor that it is wanted in; None if nobody has asked for it yet.
+Choose = Callable[[int], torch.Tensor | None]
+
+
+class Inbox:
+    """What has come, or will come, from one sender."""
+
+    def __init__(self, expectation: Expectation) -> None:
+        self.expectation = expectation
         self.connection: Connection | None = None
         self.aside: dict[int, deque[torch.Tensor]] = {}
         self.num_aside_bytes = 0
 
+    def readable(self) -> tuple[int, int]:
+        """The descriptor and the events that tell of the next message."""
+        if self.connection is None:
+            return self.expectation.fileno(), READ
+        return self.connection.fileno(), self.connection.receive_events
+
+    def has_more(self) -> bool:
+        """Whether the next message, or the end of all, can be looked at without waiting."""
+        if self.connection is None:
+            return False
+        return self.connection.has_buffered() or is_ready(*self.readable())
+
 
 class Mailbox:
-    """Called for each peer and direction by one thread at a time; `Messages` sees to that."""
+    """Sends to each peer come from one thread at a time, and so do all receives; `Messages` sees to that."""
 
-    def __init__(self, health: Health, connect: Connect, conveyor: Conveyor) -> None:
+    def __init__(self, health: Health, connector: Connector, conveyor: Conveyor) -> None:
         self._health = health
-        self._connect = connect
+        self._connector = connector
         self._conveyor = conveyor
         self._outboxes: dict[int, Connection] = {}
-        self._inboxes: dict[int, _Inbox] = {}
+        self._inboxes: dict[int, Inbox] = {}
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> None:
         if rank not in self._outboxes:
-            self._outboxes[rank] = self._connect(rank, "mail", deadline, dials=True)
+            self._outboxes[rank] = self._connector.connect(rank, "mail", deadline, dials=True)
         connection = self._outboxes[rank]
         try:
             if not self._conveyor.send(connection, tensor, rank, tag, deadline):
@@ -52,20 +73,20 @@ class Mailbox:
         except ConnectionLost as error:
             raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
 
-    def receive(self, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> None:
-        inbox = self._inboxes.setdefault(rank, _Inbox())
-        if self._take_aside(inbox, tensor, rank, tag, deadline):
-            return
-        try:
-            while not self._read_one(inbox, tensor, rank, tag, deadline):
-                pass
-        except ConnectionLost as error:
-            raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
+    def inbox(self, rank: int) -> Inbox:
+        """The inbox of a sender, with its connection as soon as there is one."""
+        inbox = self._inboxes.get(rank)
+        if inbox is None:
+            inbox = self._inboxes[rank] = Inbox(self._connector.expect(rank, "mail"))
+        if inbox.connection is None and inbox.expectation.is_there():
+            inbox.connection = self._connector.welcome(rank, inbox.expectation)
+        return inbox
 
-    def _take_aside(self, inbox: _Inbox, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> bool:
+    def take_aside(self, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> bool:
         """Whether the message was there already."""
-        waiting = inbox.aside.get(tag)
-        if not waiting:
+        inbox = self._inboxes.get(rank)
+        waiting = inbox.aside.get(tag) if inbox is not None else None
+        if inbox is None or not waiting:
             return False
         found = waiting.popleft()
         inbox.num_aside_bytes -= found.nbytes
@@ -75,28 +96,29 @@ class Mailbox:
         tensor.copy_(found)
         return True
 
-    def _read_one(self, inbox: _Inbox, tensor: torch.Tensor, rank: int, tag: int, deadline: Deadline) -> bool:
-        if inbox.connection is None:
-            inbox.connection = self._connect(rank, "mail", deadline, dials=False)
+    def read_one(self, rank: int, choose: Choose, deadline: Deadline) -> None:
+        """Read the next message of a sender that is connected, into the tensor chosen for its tag, or put it aside."""
+        inbox = self._inboxes[rank]
+        assert inbox.connection is not None
         header, _ = inbox.connection.receive_header(deadline=deadline)
-        arrived, spec, read = self._announced(inbox.connection, header, rank, deadline)
-        if arrived == tag:
+        tag, spec, read = self._announced(inbox.connection, header, rank, deadline)
+        tensor = choose(tag)
+        if tensor is not None:
             self._check(spec, tensor, rank, tag, deadline)
             read(tensor)
-            return True
+            return
         if inbox.num_aside_bytes + spec.num_bytes() > MAX_ASIDE_BYTES:
             self._health.fail(
                 "aborted",
                 f"more than {MAX_ASIDE_BYTES >> 20} MiB of messages of {self._health.describe(rank)} wait for a "
-                f"receive with their tag (the last has tag {arrived}); receive them, or send less ahead",
+                f"receive with their tag (the last has tag {tag}); receive them, or send less ahead",
                 rank,
             )
             raise self._health.error(deadline.operation)
         message = torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
         read(message)
-        inbox.aside.setdefault(arrived, deque()).append(message)
+        inbox.aside.setdefault(tag, deque()).append(message)
         inbox.num_aside_bytes += message.nbytes
-        return False
 
     def _announced(
         self, connection: Connection, header: Header, rank: int, deadline: Deadline
@@ -143,5 +165,6 @@ class Mailbox:
         for connection in list(self._outboxes.values()):
             connection.close()
         for inbox in list(self._inboxes.values()):
+            inbox.expectation.close()
             if inbox.connection is not None:
                 inbox.connection.close()

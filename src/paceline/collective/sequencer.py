@@ -70,6 +70,25 @@ class Sequencer:
         self._lane.run(name, job)
         return DONE
 
+    def together(self, name: str, job: Callable[[], None], async_op: bool) -> Handle:
+        """Run a job that operates, with no other operation between its own."""
+
+        def whole(_: bool) -> None:
+            if self._health.failure is not None:
+                raise self._health.error(name)
+            try:
+                job()
+            except GroupError:
+                raise
+            except BaseException as error:
+                end_group(self._health, name, error)
+                raise
+
+        if async_op:
+            return self._lane.submit(name, whole)
+        self._lane.run(name, whole)
+        return DONE
+
     def _sign(self, key: Key) -> tuple[Signature, bytes, str]:
         signature = Signature(
             key.operation,

@@ -13,6 +13,7 @@ _PRELOAD = [
     "torch",
     "torch._dynamo",  # two seconds, in the first step of every worker that has not got it
     "paceline.cli.main",
+    "paceline.c10d",
     "paceline.collective.meeting",
     "paceline.engine.launch",
     "paceline.server.member",

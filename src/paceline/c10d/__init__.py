@@ -1,0 +1,31 @@
+"""Paceline's group as a backend of torch.distributed. Importing this registers it, for CPU tensors:
+
+    import paceline.c10d
+    torch.distributed.init_process_group("paceline")
+
+From there on DDP, FSDP2, DTensor, pipelining, distributed checkpoints and object collectives run on it. See
+docs/torch.md, and ARCHITECTURE.md, "torch.distributed".
+"""
+
+from __future__ import annotations
+
+from paceline.c10d.errors import Aborted, Mismatch, PeerLost, StoreFailed, TimedOut, Unreachable, WrongCall
+from paceline.c10d.options import Options
+from paceline.c10d.process_group import ProcessGroup
+from paceline.c10d.registering import register
+from paceline.c10d.regrouping import regroup
+
+__all__ = [
+    "Aborted",
+    "Mismatch",
+    "Options",
+    "PeerLost",
+    "ProcessGroup",
+    "StoreFailed",
+    "TimedOut",
+    "Unreachable",
+    "WrongCall",
+    "regroup",
+]
+
+register()

@@ -1,0 +1,95 @@
+"""Going on with who is left, in the same processes and without a Session.
+
+    while step < num_steps:
+        try:
+            train_one_step(ddp_model)
+        except RuntimeError:                                  # PeerLost, or what DDP makes of it
+            paceline.c10d.regroup()
+            ddp_model = DistributedDataParallel(model)        # rank 0 gives all its weights
+            ...                                               # decide together from where to go on
+
+Every survivor calls it. It finds out who lives, forms their group over connections of their own, and makes that
+torch's default group: ranks keep their order, without gaps. The store that the world was made with may be gone with
+the process that held it, so the new rank 0 serves the next one.
+
+What it does not do: know which steps counted on whom, or which samples are done. That is what a Session is for.
+
+Failure: `TimedOut` if survivors do not come; further deaths meanwhile only make the group smaller. Groups of the old
+world are destroyed when it succeeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from paceline.c10d.errors import WrongCall, translated
+from paceline.c10d.options import Formed
+from paceline.c10d.process_group import NAME, ProcessGroup
+from paceline.c10d.store import Store
+from paceline.collective import Group
+from paceline.errors import GroupAborted, PeerLost
+from paceline.store import StoreInvitation, StoreServer
+from paceline.wire.deadline import Deadline
+
+DEFAULT_TIMEOUT = timedelta(seconds=60)
+_serving: list[StoreServer] = []
+
+
+def regroup(timeout: timedelta = DEFAULT_TIMEOUT) -> ProcessGroup:
+    """Make a new default group of the processes that are left, in this one too; it must be called by all of them."""
+    world = dist.group.WORLD
+    if not isinstance(world, ProcessGroup):
+        raise WrongCall("regroup needs a default group on the backend paceline; call init_process_group first")
+    with translated():
+        following = _form_again(world.group, Deadline(timeout.total_seconds(), "regroup"))
+        try:
+            store = _share_store(following)
+        except BaseException:
+            following.close()
+            raise
+    dist.destroy_process_group()
+    options: Any = Formed(following)
+    dist.init_process_group(
+        NAME,
+        store=store,
+        rank=following.rank,
+        world_size=following.size,
+        timeout=timedelta(seconds=following.timeout_s),
+        pg_options=options,
+    )
+    made = dist.group.WORLD
+    assert isinstance(made, ProcessGroup)
+    return made
+
+
+def _form_again(group: Group, deadline: Deadline) -> Group:
+    """Members that see different deaths first try in vain with different lists, until all have the same."""
+    group.abort("regroup was called")  # who is still in an operation of the old group comes too
+    while True:
+        deadline.check("the survivors to agree on who is left")
+        with contextlib.suppress(PeerLost, GroupAborted):
+            return group.regroup(group.survivors(), forming_s=max(0.001, deadline.remaining_s()))
+
+
+def _share_store(group: Group) -> Any:
+    """A store for the groups to come: the first rank serves it, and says where over the new group."""
+    while _serving:
+        _serving.pop().close()
+    if group.size == 1:
+        return HashStore()
+    text = b""
+    if group.rank == 0:
+        _serving.append(StoreServer(host=group.cards[0].address[0]))
+        text = msgspec.json.encode(_serving[0].invitation)
+    length = torch.tensor([len(text)])
+    group.broadcast(length, 0)
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(length), dtype=torch.uint8)
+    group.broadcast(data, 0)
+    return Store(msgspec.json.decode(bytes(data.tolist()), type=StoreInvitation), timedelta(seconds=group.timeout_s))

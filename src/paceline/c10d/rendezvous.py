@@ -1,0 +1,188 @@
+"""How processes that share a c10d store become a group.
+
+    each     seat/RANK          counts how often this rank has come to this store: the round
+    each     ROUND/here/RANK    who it is, how many it expects, its public key
+    rank 0   ROUND/secret/RANK  the group's secret, sealed for that rank
+    each     ROUND/card/RANK    where it is reached
+    then all form the group over their own connections; the store is not needed any more
+
+A second group over the same keys, after the first was destroyed, is the next round on all ranks. The same round on one
+rank by two processes is a mistake: the later of them is told, the earlier one goes on.
+
+Failure: `StoreFailed` names the ranks that did not come, or says that the store is gone; `WrongCall` says which two
+ranks disagree about the world's size, or which process has the rank already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+import msgspec
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from paceline.c10d.errors import StoreFailed, WrongCall
+from paceline.c10d.options import LOOPBACK, Options, listening_address
+from paceline.c10d.sealing import Seal
+from paceline.collective import Group
+from paceline.wire.card import Card, this_host
+from paceline.wire.deadline import MAX_SECONDS, Deadline
+from paceline.wire.dialing import is_loopback
+from paceline.wire.endpoint import Endpoint
+from paceline.wire.handshake import Credentials
+from paceline.wire.identity import Identity
+
+Body = TypeVar("Body")
+_tokens: dict[int, str] = {}
+
+
+class _Here(msgspec.Struct, frozen=True):
+    process: str
+    place: str
+    size: int
+    public: bytes
+
+
+def _this_process() -> str:
+    """Tells this process from all others that might come with its rank; a forked child is another one."""
+    return _tokens.setdefault(os.getpid(), secrets.token_hex(8))
+
+
+def form(store: Store, rank: int, size: int, *, name: str, timeout_s: float, options: Options = Options()) -> Group:
+    """Come to the store, wait for the others, form the group; it owns what was opened here."""
+    if not 0 <= rank < size:
+        raise WrongCall(f"rank {rank} is not one of 0..{size - 1}: the world has {size} processes")
+    deadline = Deadline(min(timeout_s, MAX_SECONDS), f"forming group {name} as rank {rank} of {size}")
+    identity = Identity()
+    if size == 1:
+        endpoint = Endpoint(Credentials(identity, secrets.token_bytes(32), "worker"), host=LOOPBACK)
+        return _form(endpoint, [Card.of(endpoint)], 0, name, deadline)
+    board = _Board(store, rank, size, deadline)
+    board.sit_down()
+    secret = board.agree_on_secret()
+    host, tls = listening_address(options, store)
+    endpoint = Endpoint(Credentials(identity, secret, "worker"), host=host, tls=tls)
+    try:
+        cards = board.exchange("card", Card.of(endpoint, options.host_label), Card)
+        _check_addresses(cards, rank)
+    except BaseException:
+        endpoint.close()
+        raise
+    return _form(endpoint, cards, rank, name, deadline)
+
+
+def _form(endpoint: Endpoint, cards: list[Card], rank: int, name: str, deadline: Deadline) -> Group:
+    try:
+        return Group.form(
+            endpoint,
+            cards,
+            rank,
+            name=name,
+            timeout_s=deadline.seconds,
+            forming_s=max(0.001, deadline.remaining_s()),
+            ephemeral=True,
+        )
+    except BaseException:
+        endpoint.close()
+        raise
+
+
+def _check_addresses(cards: list[Card], rank: int) -> None:
+    for other, card in enumerate(cards):
+        # Without the label, which keeps members of one machine apart.
+        if card.host.split()[0] != this_host() and is_loopback(card.address[0]):
+            raise WrongCall(
+                f"rank {other} is on another host but listens on {card.address[0]} only, where rank {rank} cannot "
+                "reach it; give the store by an address that all hosts reach, or "
+                "pg_options=paceline.c10d.Options(host=ADDRESS) on each"
+            )
+
+
+class _Board:
+    """The group's keys in the store, in the round that this rank is in."""
+
+    def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._deadline = deadline
+        self._round = 0
+        self._seal = Seal()
+        self._publics: list[bytes] = []
+
+    def sit_down(self) -> None:
+        """Take the rank in the next round, and see who has the others."""
+        with self._store_answers():
+            self._round = self._store.add(f"seat/{self._rank}", 1)
+        if self._round > 1:
+            before = self._read(f"{self._round - 1}/here/{self._rank}", _Here)
+            if before.process != _this_process():
+                raise WrongCall(
+                    f"rank {self._rank} is taken by process {before.place}; give every process a rank of its own, and "
+                    "a restarted one a new store"
+                )
+        place = f"{os.getpid()} on {socket.gethostname()} ({this_host()[:4]})"
+        mine = _Here(_this_process(), place, self._size, self._seal.public)
+        self._write(f"{self._round}/here/{self._rank}", mine)
+        for rank in range(self._size):
+            here = self._read(f"{self._round}/here/{rank}", _Here)
+            if here.size != self._size:
+                raise WrongCall(
+                    f"rank {rank} expects a world of {here.size} processes, rank {self._rank} one of {self._size}; "
+                    "start all with the same world size"
+                )
+            self._publics.append(here.public)
+
+    def agree_on_secret(self) -> bytes:
+        """The first rank draws it, and seals it for each of the others."""
+        if self._rank:
+            sealed = self._read(f"{self._round}/secret/{self._rank}", bytes)
+            return self._seal.open(sealed, self._publics[0])
+        secret = secrets.token_bytes(32)
+        for rank in range(1, self._size):
+            self._write(f"{self._round}/secret/{rank}", self._seal.close(secret, self._publics[rank]))
+        return secret
+
+    def exchange(self, what: str, mine: Body, body_type: type[Body]) -> list[Body]:
+        """Leave one's own, and read all ranks', in the order of ranks."""
+        self._write(f"{self._round}/{what}/{self._rank}", mine)
+        return [self._read(f"{self._round}/{what}/{rank}", body_type) for rank in range(self._size)]
+
+    def _write(self, key: str, body: object) -> None:
+        with self._store_answers():
+            self._store.set(key, msgspec.json.encode(body).decode())
+
+    def _read(self, key: str, body_type: type[Body]) -> Body:
+        with self._store_answers():
+            try:  # stores differ in what they raise when a key does not come
+                self._store.wait([key], timedelta(seconds=max(0.001, self._deadline.remaining_s())))
+            except (dist.DistError, RuntimeError) as error:
+                missing = self._missing(key)  # raises if the store is gone
+                if missing:
+                    seconds = self._deadline.seconds
+                    text = f"ranks {missing} did not come to the store within {seconds:g} s"
+                    raise StoreFailed(f"{self._deadline.operation}: {text}") from error
+            return msgspec.json.decode(self._store.get(key), type=body_type)
+
+    def _missing(self, key: str) -> list[int]:
+        """The ranks that have not left what all leave under such a key."""
+        what = key.rpartition("/")[0]
+        return [rank for rank in range(self._size) if not self._store.check([f"{what}/{rank}"])]
+
+    @contextlib.contextmanager
+    def _store_answers(self) -> Iterator[None]:
+        """Whatever a store raises when it is gone, with what that means here."""
+        try:
+            yield
+        except StoreFailed:
+            raise
+        except msgspec.DecodeError as error:
+            raise StoreFailed(f"{self._deadline.operation}: the store holds something else: {error}") from error
+        except (dist.DistError, RuntimeError, OSError) as error:
+            raise StoreFailed(f"{self._deadline.operation}: the store is gone: {error}") from error

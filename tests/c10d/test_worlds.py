@@ -1,0 +1,360 @@
+"""How a world begins, ends, begins again, and what its members are told when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import worlds
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline.c10d
+from paceline import errors
+from paceline.c10d.store import Store
+from paceline.store import StoreInvitation, StoreServer
+from paceline.testing import netlab
+from paceline.testing.crew import Crew, say
+from paceline.testing.netlab import Netlab
+from paceline.wire.deadline import Deadline
+
+SHORT = timedelta(seconds=2)
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    with Crew(3, form=False) as crew:
+        yield crew
+
+
+def each(crew: Crew, task: Callable[..., Any], *arguments: Any) -> None:
+    for rank in range(crew.size):
+        crew.start(task, rank, *arguments, ranks=[rank])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def init(rank: int, where: str, size: int = 3, timeout: timedelta = worlds.TIMEOUT) -> None:
+    dist.init_process_group("paceline", init_method=where, rank=rank, world_size=size, timeout=timeout)
+
+
+def total() -> float:
+    tensor = torch.full((1000,), float(dist.get_rank() + 1))
+    dist.all_reduce(tensor)
+    return float(tensor[0])
+
+
+# -- beginning -------------------------------------------------------------------------------------------------------
+
+
+def begin_twice(_: None, rank: int, first: str, second: str) -> list[float]:
+    found = []
+    for where in (first, second):
+        init(rank, where)
+        part = dist.new_group([0, 2])
+        if rank != 1:
+            dist.barrier(part)
+        found.append(total())
+        dist.destroy_process_group()
+    deadline = Deadline(10.0, "the end of the threads of both worlds")
+    while any(thread.name.startswith("paceline") for thread in threading.enumerate()):
+        deadline.check("threads to end")
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp", "env"])
+def test_a_world_begins_ends_and_begins_again(crew: Crew, kind: str) -> None:
+    if kind == "file":
+        places = [f"file://{worlds.new_file()}" for _ in range(2)]
+    elif kind == "tcp":
+        places = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    else:
+        crew.run(set_master, free_port())
+        places = ["env://"] * 2
+    each(crew, begin_twice, *places)
+    assert crew.finish() == [[6.0, 6.0]] * 3
+
+
+def set_master(_: None, port: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def begin_with_store(_: None, rank: int, invitation: StoreInvitation) -> list[float]:
+    store, found = Store(invitation), []
+    for _again in range(2):  # the same store again: the next round
+        dist.init_process_group("paceline", store=store, rank=rank, world_size=3, timeout=worlds.TIMEOUT)
+        found.append(total())
+        dist.destroy_process_group()
+    store.close()
+    return found
+
+
+def test_a_given_store_serves_one_world_after_the_other(crew: Crew) -> None:
+    with StoreServer() as server:
+        each(crew, begin_with_store, server.invitation)
+        assert crew.finish() == [[6.0, 6.0]] * 3
+
+
+def test_our_store_is_one_of_torchs() -> None:
+    with StoreServer() as server:
+        store = Store(server.invitation, timedelta(seconds=5))
+        torch._C._distributed_c10d._test_python_store(store)
+        prefixed = PrefixStore("a", store)
+        prefixed.set("key", "value")
+        assert (prefixed.get("key"), store.get("a/key")) == (b"value", b"value")
+        assert (store.add("count", 2), prefixed.add("count", 3)) == (2, 3)
+        assert store.check(["a/key"])
+        assert not prefixed.check(["other"])
+        assert prefixed.compare_set("key", "value", "new") == b"new"
+        assert prefixed.delete_key("key")
+        with pytest.raises(dist.DistStoreError, match="never"):
+            store.wait(["never"], timedelta(milliseconds=20))
+        store.close()
+    with pytest.raises(dist.DistStoreError):
+        store.get("key")
+
+
+def alone(_: None, path: str) -> float:
+    init(0, f"file://{path}", size=1)
+    found = total()
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_world_of_one(crew: Crew) -> None:
+    assert crew.run(alone, worlds.new_file(), ranks=[0]) == [1.0]
+
+
+@pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
+def test_hosts_are_mixed_memory_inside_sockets_with_tls_between() -> None:
+    with Netlab(2) as lab, Crew(3, hosts="aab", lab=lab.hosts, form=False) as crew:
+        each(crew, begin_on_hosts, f"tcp://{lab.hosts[0].address}:23456")
+        assert crew.finish() == [(6.0, 2, True)] * 3
+
+
+def begin_on_hosts(_: None, rank: int, where: str) -> tuple[float, int, bool]:
+    init(rank, where)
+    world = dist.group.WORLD
+    assert isinstance(world, paceline.c10d.ProcessGroup)
+    found = total(), len(world.group.hosts), world.group.cards[0].tls
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+# -- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def fail_to_begin(_: None, rank: int, where: str, size: int, timeout: timedelta = SHORT) -> str:
+    try:
+        init(rank, where, size, timeout)
+    except dist.DistError as error:
+        assert not dist.is_initialized()
+        return f"{type(error).__name__}: {error}"
+    dist.destroy_process_group()
+    return "began"
+
+
+def test_ranks_that_do_not_come_are_named(crew: Crew) -> None:
+    where = f"file://{worlds.new_file()}"
+    each(crew, fail_to_begin, where, 5)
+    for told in crew.finish():
+        assert "StoreFailed" in told
+        assert "ranks [3, 4] did not come" in told
+
+
+def begin_as(_: None, rank: int, invitation: StoreInvitation) -> str:
+    store = Store(invitation)
+    try:
+        dist.init_process_group("paceline", store=store, rank=rank, world_size=2, timeout=worlds.TIMEOUT)
+    except dist.DistError as error:
+        return str(error)
+    finally:
+        store.close()
+    dist.destroy_process_group()
+    return "began"
+
+
+def test_a_rank_that_comes_twice_is_told_and_the_others_begin(crew: Crew) -> None:
+    with StoreServer() as server:
+        for process, rank in enumerate((0, 1, 1)):
+            crew.start(begin_as, rank, server.invitation, ranks=[process])
+        told = crew.finish()
+    assert told[0] == "began"
+    assert sorted(text == "began" for text in told[1:]) == [False, True]
+    assert any("rank 1 is taken by process" in text for text in told[1:])
+
+
+def test_worlds_of_different_size_are_told(crew: Crew) -> None:
+    where = f"file://{worlds.new_file()}"
+    for rank, size in ((0, 3), (1, 3), (2, 4)):
+        crew.start(fail_to_begin, rank, where, size, worlds.TIMEOUT, ranks=[rank])
+    for told in crew.finish():
+        assert "WrongCall" in told
+        assert "rank 2 expects a world of 4" in told or "rank 0 expects a world of 3" in told
+
+
+def hold_a_store(_: None, port: int) -> None:
+    store = TCPStore("127.0.0.1", port, None, is_master=True, wait_for_workers=False)
+    say("there")
+    store.wait(["never"], worlds.TIMEOUT)
+
+
+def need_the_store(_: None, port: int) -> str:
+    store = TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
+    say("there")
+    try:
+        dist.init_process_group("paceline", store=store, rank=1, world_size=2, timeout=worlds.TIMEOUT)
+    except dist.DistStoreError as error:
+        return str(error)
+    return "began"
+
+
+def test_a_store_that_dies_is_a_store_error(crew: Crew) -> None:
+    port = free_port()
+    crew.start(hold_a_store, port, ranks=[0])
+    assert crew.hear(0) == "there"
+    crew.start(need_the_store, port, ranks=[1])
+    assert crew.hear(1) == "there"
+    crew.kill(0)
+    (told,) = crew.finish([1])
+    assert "forming group 0 as rank 1 of 2: the store is gone" in told
+
+
+def differ(_: None, rank: int, where: str) -> tuple[str, bool]:
+    init(rank, where)
+    try:
+        dist.all_reduce(torch.ones(3 + rank // 2))
+    except dist.DistBackendError as error:
+        found = str(error), isinstance(error, errors.Mismatch)
+    dist.destroy_process_group()
+    return found
+
+
+def test_tensors_that_do_not_fit_are_named_on_all_ranks(crew: Crew) -> None:
+    each(crew, differ, f"file://{worlds.new_file()}")
+    for text, is_mismatch in crew.finish():
+        assert is_mismatch
+        assert "float32[3]" in text
+        assert "float32[4]" in text
+
+
+def test_a_timeout_names_who_was_waited_for(crew: Crew) -> None:
+    each(crew, wait_but_stay, f"file://{worlds.new_file()}")
+    told = crew.finish()[0]
+    assert "waited 2 s" in told
+    assert "(rank 1)" in told
+
+
+def wait_but_stay(_: None, rank: int, where: str) -> str:
+    init(rank, where, timeout=SHORT)
+    told = ""
+    try:
+        if rank == 0:
+            dist.recv(torch.zeros(3), 1)
+        else:
+            dist.barrier()
+    except dist.DistBackendError as error:
+        told = str(error)
+    dist.destroy_process_group()
+    return told
+
+
+# -- a death ---------------------------------------------------------------------------------------------------------
+
+
+def train_until_death(_: None, rank: int, where: str) -> dict[str, Any]:
+    """What each way of waiting says when a member is killed."""
+    init(rank, where)
+    model = DistributedDataParallel(torch.nn.Linear(50, 50))
+    pending = dist.irecv(torch.zeros(3), (rank + 1) % 3, tag=9)
+    assert pending is not None
+    say("under way")
+    told: dict[str, Any] = {}
+    try:
+        while True:
+            model(torch.ones(2, 50)).sum().backward()
+    except RuntimeError as error:
+        told["backward"] = str(error)
+    for name, wait in (("recv", pending.wait), ("later", total)):
+        with pytest.raises(dist.DistBackendError) as caught:
+            wait()
+        assert isinstance(caught.value, errors.PeerLost)
+        told[name] = f"rank {caught.value.rank}: {caught.value}"
+    dist.destroy_process_group()
+    return told
+
+
+def test_a_death_is_named_whatever_was_waited_for(crew: Crew) -> None:
+    each(crew, train_until_death, f"file://{worlds.new_file()}")
+    for rank in range(3):
+        crew.hear(rank)
+    crew.kill(1)
+    for told in crew.finish([0, 2]):
+        assert "(rank 1) died" in told["backward"]
+        assert told["recv"].startswith("rank 1: recv from")
+        assert told["later"].startswith("rank 1: all_reduce")
+
+
+def go_on_with_who_is_left(_: None, rank: int, where: str) -> list[Any]:
+    init(rank, where)
+    found: list[Any] = [total(), os.getpid()]
+    say("under way")
+    while True:
+        try:
+            total()
+        except RuntimeError:
+            world = paceline.c10d.regroup()
+            found += [(world.rank(), world.size()), total()]
+            part = dist.new_group([0])
+            if dist.get_rank() == 0:
+                dist.barrier(part)
+            model = DistributedDataParallel(torch.nn.Linear(4, 4))
+            model(torch.ones(1, 4)).sum().backward()
+            found.append(dist.get_world_size())
+            if world.size() == 1:
+                dist.destroy_process_group()
+                return found
+            say("again")
+
+
+def test_survivors_regroup_until_one_is_left(crew: Crew) -> None:
+    """Rank 0 goes first, with torch's store in it."""
+    each(crew, go_on_with_who_is_left, f"tcp://127.0.0.1:{free_port()}")
+    for rank in range(3):
+        crew.hear(rank)
+    crew.kill(0)
+    for rank in (1, 2):
+        crew.hear(rank)
+    crew.kill(1)
+    (found,) = crew.finish([2])
+    assert found == [6.0, crew.pid(2), (1, 2), 3.0, 2, (0, 1), 1.0, 1]
+
+
+def regroup_after_mismatch(_: None, rank: int, where: str) -> tuple[float, float]:
+    init(rank, where)
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(3 + rank))
+    paceline.c10d.regroup()
+    found = total(), float(dist.get_world_size())
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def test_all_regroup_where_nobody_died(crew: Crew) -> None:
+    each(crew, regroup_after_mismatch, f"file://{worlds.new_file()}")
+    assert crew.finish() == [(6.0, 3.0)] * 3
