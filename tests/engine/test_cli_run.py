@@ -128,10 +128,17 @@ def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path) -> None:
 def test_the_secret_is_in_no_argument_and_no_environment(tmp_path: Path) -> None:
     script = write_script(tmp_path, FOREVER, session=False)
     with paceline(tmp_path, "run", "--name", "a", script) as command:
-        eventually(lambda: len(command.workers()) == 1, "a worker")
-        (pid,) = command.workers()
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        (variable,) = [entry for entry in environment if entry.startswith(VARIABLE.encode())]
+        found: list[bytes] = []
+
+        def is_equipped() -> bool:
+            """A process that was forked has its own environment when it runs its own program."""
+            for pid in command.workers():
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                found[:] = [entry for entry in environment if entry.startswith(VARIABLE.encode())]
+            return len(found) == 1
+
+        eventually(is_equipped, "a worker")
+        (variable,), (pid,) = found, command.workers()
         assert variable.partition(b"=")[2].isdigit()
         ticket = Path(f"/proc/{pid}/fd", variable.partition(b"=")[2].decode()).read_bytes()
         secret = ticket.partition(b'"secret":"')[2].partition(b'"')[0]

@@ -72,6 +72,7 @@ class GroupClient:
         self._memories = Memories()
         self._memories.add(self._memory)
         self._lines: dict[str, Postbox] = {}
+        self._owing: set[str] = set()  # servers that have not answered yet
         self._twins: list[GroupClient] = []
         self._seen: dict[str, int] = {}  # how many updates each server had made when it was last pulled from
 
@@ -159,6 +160,7 @@ class GroupClient:
             )
             try:
                 line = self._line(server, placement)
+                self._owing.add(server)
                 line.send("request", whole, parcel.tensors, parcel.wanted, deadline=deadline)
                 sent[server] = parcel
             except WireError as error:
@@ -171,6 +173,7 @@ class GroupClient:
 
     def _receive(self, server: str, parcel: Parcel, deadline: Deadline) -> Answer:
         letter = self._lines[server].receive(deadline=deadline)
+        self._owing.discard(server)
         if letter.kind == "raise":
             text = decode(letter.body, str)
             raise RequestRefused(f"{deadline.operation}: server {server} refused: {text}")
@@ -225,7 +228,7 @@ class GroupClient:
         this host it may yet write where it was asked to, also if it is no server any more: so first let it have its
         last word, or be gone, which whoever started it sees to."""
         line = self._lines.get(server)
-        if line is not None and line.connection.is_local:
+        if line is not None and line.connection.is_local and server in self._owing:
             line.connection.waiter = PLAIN
             try:
                 line.receive(deadline=Deadline(LAST_WORD_S, "breaking off"))
@@ -236,6 +239,7 @@ class GroupClient:
         self._hang_up(server)
 
     def _hang_up(self, server: str) -> None:
+        self._owing.discard(server)
         if (line := self._lines.pop(server, None)) is not None:
             line.close()
 

@@ -35,6 +35,7 @@ from paceline.train.leases import End, Leases
 from paceline.train.ledger import TrainingLedger
 from paceline.train.membership import Place
 from paceline.train.schedules import Schedules
+from paceline.wire.decoding import decode
 
 _LOOK_S = 0.1
 
@@ -204,7 +205,7 @@ class LeaseLoop:
         told = [known]
         if place.group is not None:
             encoded = exchange_text(place.group, msgspec.msgpack.encode(known))
-            told = [msgspec.msgpack.decode(text, type=tuple[int, int, int]) for text in encoded]
+            told = [decode(text, tuple[int, int, int]) for text in encoded]
         if place.rank == 0:
             epoch = max(epoch for epoch, _, _ in told)
             settled = max(settled for of, settled, _ in told if of == epoch)
