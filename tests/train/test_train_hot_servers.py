@@ -62,7 +62,8 @@ def test_a_hot_server_gives_ranges_away_while_training_goes_on(tmp_path: Path, c
             run.start_coordinator()
             run.wait_for(lambda: num_given_away() >= 3, PATIENCE_S)
         told = run.events("hot server")
-        assert all(text.startswith(f"{crowded} has ") and " to " in text for text in told[:2]) and told
+        assert told
+        assert all(text.startswith(f"{crowded} has ") and " to " in text for text in told[:2])
         finish(run, tmp_path)
 
 
