@@ -14,6 +14,7 @@ from control_helpers import card_of
 from paceline.control.folder import LOCK_FILE, FolderLock, FolderRefused, prepare, refuse_network, type_of_mount
 from paceline.control.journal import Happening, Journal, JournalError, MemberState
 from paceline.control.lease_set import LeaseSet
+from paceline.control.leases import LeaseReport, rows_of_begun
 from paceline.control.messages import Plan, Seat, Start
 from paceline.control.progress import MetricRow, StepRow
 from paceline.control.reader import RunReader
@@ -236,10 +237,11 @@ def test_leases_that_a_founding_began_with_stand_and_others_are_done_again(tmp_p
         journal.commit({}, plans=[plan(1, Start.FOUND)])
         journal.record([lease(number, 1) for number in range(5)])
         journal.commit({}, plans=[plan(2, Start.FOUND, 1)])
-        journal.adopt(2, LeaseSet(0, 1, {3}), 8)
+        begun = LeaseSet(0, 1, {3, 5})
+        journal.adopt(rows_of_begun(LeaseReport("m", 0, 6, batch=8, length=48, begun=begun), 2))
         journal.record([lease(number, 2) for number in (1, 2)])
         with RunReader(tmp_path) as reader:
-            assert [row.operation for row in standing_steps(reader.steps(), reader.plans())] == [1, 2, 3, 4]
+            assert [row.operation for row in standing_steps(reader.steps(), reader.plans())] == [1, 2, 3, 4, 6]
         journal.record([lease(4, 2)])
         with RunReader(tmp_path) as reader:
             assert [(row.operation, row.times_done) for row in reader.steps()] == [
@@ -248,7 +250,8 @@ def test_leases_that_a_founding_began_with_stand_and_others_are_done_again(tmp_p
                 (3, 2),
                 (4, 1),
                 (5, 2),
+                (6, 1),
             ]
-            found = audit(reader.steps(), 40, 8)
+            found = audit(reader.steps(), 48, 8)
     assert found.is_exact
     assert found.num_repeated_steps == 3

@@ -171,6 +171,14 @@ def test_what_is_remembered_and_what_was_begun_with_is_counted_once() -> None:
     assert epoch.held("a") == (4, 5)
 
 
+def test_what_somebody_began_with_counts_whoever_came_first() -> None:
+    epoch = Epoch(5, "a")
+    epoch.begun = lease_set({2, 3, 4})
+    epoch.join("b")
+    assert {epoch.do("a"), epoch.do("b")} == {0, 1}
+    assert epoch.hands["b"].is_finished
+
+
 def test_a_run_that_is_founded_anew_counts_only_what_it_began_with() -> None:
     before = Epoch(6, "a", "b", desk=Desk((0, 1)))
     before.do("a")

@@ -97,6 +97,14 @@ RESUMED = ASYNC._replace(consistency="bounded:0", epochs=3, decay=1.0, every_ste
 """With a bound of 0, a lease that is lost or counted twice changes the result."""
 
 
+def check_resumed(run: Rehearsal, results: list[dict[str, Any]]) -> None:
+    check_counts(run, RESUMED.epochs)
+    check_equals_alone(results[0], RESUMED)
+    check_same_model(results)
+    # What the checkpoint had was not done again: that would have moved schedules on.
+    assert {result["schedule"] for result in results if result["losses"]} == {RESUMED.epochs * STEPS}
+
+
 def test_a_run_of_which_nobody_is_left_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """Which has less than what is recorded as done."""
     with Rehearsal(train, RESUMED, workers=2, folder=tmp_path, settings=settings_for(2, 2)) as run:
@@ -104,10 +112,8 @@ def test_a_run_of_which_nobody_is_left_goes_on_from_its_checkpoint(tmp_path: Pat
         run.kill_coordinator()
         for child in (*run.workers, *run.servers):
             child.send(signal.SIGKILL)
-    with Rehearsal(train, RESUMED, workers=1, folder=tmp_path, settings=settings_for(1, 1)) as run:
-        (result,) = run.finish()
-        check_counts(run, RESUMED.epochs)
-        check_equals_alone(result, RESUMED)
+    with Rehearsal(train, RESUMED, workers=2, folder=tmp_path, settings=settings_for(2, 1)) as run:
+        check_resumed(run, run.finish())
 
 
 def test_workers_after_the_last_one_go_on_from_the_checkpoint(tmp_path: Path) -> None:
@@ -120,10 +126,7 @@ def test_workers_after_the_last_one_go_on_from_the_checkpoint(tmp_path: Path) ->
             run.kill(number)
         run.add()
         run.add()
-        results = run.finish([2, 3])
-        check_counts(run, RESUMED.epochs)
-        check_equals_alone(results[0], RESUMED)
-        check_same_model(results)
+        check_resumed(run, run.finish([2, 3]))
 
 
 @pytest.mark.parametrize("consistency", [pytest.param("async", marks=pytest.mark.soak), "bounded:1"])

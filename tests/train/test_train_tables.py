@@ -82,6 +82,13 @@ def test_what_comes_once_gets_no_row_or_loses_it_and_what_comes_often_is_not_ask
     assert count({"options": {"evict_after": 2}, "epochs": 2})["ids"] == [-7, 8, 9, 10, 11]
 
 
+def test_rows_of_a_checkpoint_are_not_old_where_nobody_counted(tmp_path: Path) -> None:
+    """Six steps without `evict_after`, six with it; each id comes every six steps."""
+    count({"folder": str(tmp_path)})
+    found = count({"folder": str(tmp_path), "options": {"evict_after": 8}, "epochs": 2})
+    assert found["rows"] == count({"epochs": 2})["rows"]
+
+
 def test_a_table_of_another_dim_than_the_checkpoint_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
     folder = str(tmp_path)
     before = count({"folder": folder})

@@ -44,7 +44,7 @@ from paceline.control.coordinator_events import (
     TellLeases,
     Tick,
 )
-from paceline.control.leases import Desk, LeaseReport, row_of
+from paceline.control.leases import Desk, LeaseReport, row_of, rows_of_begun
 from paceline.control.messages import (
     NOTHING,
     AgentReport,
@@ -73,6 +73,7 @@ class Coordinator:
         self._ready_since: float | None = None
         self._actions: list[Action] = []
         self._announced = False
+        self._adopted = 0  # the last founding of which it is known which leases it began with
         standing, placement, aim, leases = Standing(), Placement(), Aim(), (-1, 0)
         for key, value in (remembered or {}).items():
             if key == "standing":
@@ -154,11 +155,11 @@ class Coordinator:
         if record is None or record.fate is not None:
             return False
         record.heard = self._now
-        epoch = self._desk.epoch
         news = self._desk.take(report)
         generation = self.standing.current.generation if self.standing.current is not None else 0
-        if self._desk.epoch != epoch and report.begun.epoch == self._desk.epoch and len(report.begun):
-            self._actions.append(Adopt(generation, report.begun, report.batch))
+        if self._adopted < self.standing.founded and report.begun.epoch == self._desk.epoch and len(report.begun):
+            self._adopted = self.standing.founded
+            self._actions.append(Adopt(rows_of_begun(report, generation)))
         if news:
             self._actions.append(Count(tuple(row_of(report, one, generation) for one in news)))
         return False

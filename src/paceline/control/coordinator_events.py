@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import LeaseGrant, LeaseReport
 from paceline.control.messages import NOTHING, AgentDirective, AgentReport, Directive, Plan, Report
 from paceline.control.progress import StepRow
@@ -108,12 +107,10 @@ class Count(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """An epoch goes on from a checkpoint that had these leases: their rows in the run's database belong to what was
-    founded with it, in this generation. Others' do not, and are done again."""
+    """An epoch goes on from a checkpoint that had these leases: their rows in the run's database, if they are there,
+    belong to what was founded with it. Others' do not, and are done again."""
 
-    generation: int
-    begun: LeaseSet
-    batch: int
+    rows: tuple[StepRow, ...]
 
 
 class Remember(NamedTuple):

@@ -145,7 +145,7 @@ class Driver:
             self._counted = []
         for action in actions:
             if isinstance(action, Adopt):
-                self._journal.adopt(*action)
+                self._journal.adopt(action.rows)
         if changes or happenings or plans:
             self._journal.commit(changes, happenings, plans, newcomers)
             self._newest = max([self._newest, *(plan.generation for plan in plans)])

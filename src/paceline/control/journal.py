@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from paceline.control.lease_set import LeaseSet
 from paceline.control.messages import NOTHING, Plan, Start
 from paceline.control.progress import MetricRow, StepRow
 from paceline.errors import PacelineError
@@ -59,6 +58,11 @@ ON CONFLICT(operation) DO UPDATE SET
     count = excluded.count, loss = excluded.loss, seconds = excluded.seconds, founding = excluded.founding,
     times_done = times_done + (excluded.founding > founding)
 WHERE excluded.founding >= founding
+"""
+
+_ADOPTED = """
+INSERT INTO steps VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, 1)
+ON CONFLICT(operation) DO UPDATE SET founding = excluded.founding WHERE excluded.founding > founding
 """
 
 _EVENT = "INSERT INTO events(time, term, kind, member, text) VALUES(?, ?, ?, ?, ?)"
@@ -178,13 +182,7 @@ class Journal:
     ) -> None:
         now = time.time()
         with self._speaking("written"), self._record_lock, _transaction(self._progress) as database:
-            database.executemany(
-                _STEP,
-                [
-                    (operation, at or now, generation, *rest, self._founding_of(generation))
-                    for operation, generation, *rest, at in map(msgspec.structs.astuple, steps)
-                ],
-            )
+            database.executemany(_STEP, self._values_of(steps))
             database.executemany(
                 "INSERT OR REPLACE INTO metrics VALUES(?, ?, ?, ?)",
                 [(row.operation, row.name, row.value, now) for row in metrics],
@@ -193,16 +191,18 @@ class Journal:
             database.executemany("INSERT OR REPLACE INTO run VALUES(?, ?)", (run or {}).items())
             database.executemany(_EVENT, [(now, *happening) for happening in happenings])
 
-    def adopt(self, generation: int, begun: LeaseSet, batch: int) -> None:
-        """The rows of these leases, `batch` samples each, belong to the newest founding too: it began with them."""
-        founding = self._founding_of(generation)
-        mine = "UPDATE steps SET founding = ? WHERE founding < ? AND epoch = ?"
+    def adopt(self, rows: Iterable[StepRow]) -> None:
+        """A founding began with these. What is known of them otherwise stays; of those that were never recorded it is
+        not known how they went."""
         with self._speaking("written"), self._record_lock, _transaction(self._progress) as database:
-            database.execute(f"{mine} AND position < ?", (founding, founding, begun.epoch, begun.prefix * batch))
-            database.executemany(
-                f"{mine} AND position = ?",
-                [(founding, founding, begun.epoch, lease * batch) for lease in begun.beyond],
-            )
+            database.executemany(_ADOPTED, self._values_of(rows))
+
+    def _values_of(self, rows: Iterable[StepRow]) -> list[tuple[object, ...]]:
+        now = time.time()
+        return [
+            (operation, at or now, generation, *rest, self._founding_of(generation))
+            for operation, generation, *rest, at in map(msgspec.structs.astuple, rows)
+        ]
 
     def reached(self) -> tuple[int, int, int]:
         """The generation of the newest founding, and the highest operations of a step and of a metric that are

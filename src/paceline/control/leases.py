@@ -14,6 +14,7 @@ Both sides are pure: `Desk` is the coordinator's, `Hand` the worker's.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -119,6 +120,8 @@ class Desk:
             self._late[report.member] = report.epoch
             return []
         self._reports[report.member] = report
+        if report.begun.epoch == self._epoch:
+            self._done.update(report.begun)
         granted = self._granted.setdefault(report.member, {})
         news = [one for one in report.done if not self._done.has(self._epoch, one.lease)]
         for one in news:
@@ -136,10 +139,8 @@ class Desk:
     def _open(self, report: LeaseReport) -> None:
         self._epoch, self._num_leases = report.epoch, report.num_leases
         self._is_cut_short = self._is_stopped
-        begun = report.begun if report.begun.epoch == report.epoch else LeaseSet()
         prefix = self.remembered[1] if self.remembered[0] == report.epoch else 0
         self._done = LeaseSet(report.epoch, prefix)
-        self._done.update(begun)
         self._holder.clear()
         self._reports.clear()
         self._granted.clear()
@@ -347,9 +348,10 @@ class Hand:
         if self._started == lease:
             self._started = -1
 
-    def num_beyond(self) -> int:
-        """How many were done here beyond `settled`."""
-        return sum(lease >= self.settled for lease in self._done)
+    def known_done(self) -> LeaseSet:
+        found = LeaseSet(self.epoch, self.settled)
+        found.add_all(self._done)
+        return found
 
     def following(self) -> int:
         """The lease that comes after the one that was started; -1 if none is there."""
@@ -371,3 +373,9 @@ def row_of(report: LeaseReport, done: Done, generation: int) -> StepRow:
         loss=done.loss,
         seconds=done.seconds,
     )
+
+
+def rows_of_begun(report: LeaseReport, generation: int) -> tuple[StepRow, ...]:
+    """Those of the leases that were done before the run was founded, of which nothing else is known here."""
+    leases = [*range(report.begun.prefix), *sorted(report.begun.beyond)]
+    return tuple(row_of(report, Done(lease, math.nan, 0.0), generation) for lease in leases)

@@ -126,6 +126,10 @@ class Loader:
         return batch
 
     @property
+    def has_workers(self) -> bool:
+        return self._options.num_workers > 0
+
+    @property
     def is_ready(self) -> bool:
         """Whether the batch that follows can be had without waiting for loader workers. (With several of them it may be
         that of another that lies there; then it is soon.)"""

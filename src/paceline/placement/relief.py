@@ -17,12 +17,12 @@ a range costs its new server what it cost the old one: this makes too little of 
 means that another one follows. A range that moved before rests, longer each time (`Rests`): what varies, or costs more
 than predicted, is not moved to and fro.
 
-No server is made to hold more than `MOST_BYTES` times its part by capacity: load moves, but memory has an end.
+No server is made to hold more than `MOST_BYTES` times its part by capacity, as far as the sizes of ranges are known (of
+rows that are yet to come they are guessed): load moves, but memory has an end.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -132,14 +132,14 @@ def _moved(homes: Homes, giver: str, taker: str) -> Homes:
 
 
 def _room_of(homes: Sequence[Homes], sites: Mapping[str, Site], num_bytes: Sequence[int]) -> dict[str, float]:
-    """How many more bytes each server may hold; who has less than its part may take any range."""
+    """How many more bytes each server may hold."""
     held = dict.fromkeys(sites, 0)
     for number, taken in enumerate(homes):
         for home in taken:
             held[home] = held.get(home, 0) + num_bytes[number]
     total, strength = sum(held.values()), sum(site.capacity for site in sites.values())
     parts = {name: total * site.capacity / strength for name, site in sites.items()}
-    return {name: math.inf if held[name] < part else MOST_BYTES * part - held[name] for name, part in parts.items()}
+    return {name: MOST_BYTES * part - held[name] for name, part in parts.items()}
 
 
 class Rests:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.server.ages import Clocks
+from paceline.server.ages import Clocks, Sweeper
 from paceline.server.chunk import Waiting
 from paceline.server.index import MAX_KEYS, KeyIndex
 from paceline.server.memory import Column, Slots
@@ -25,6 +25,7 @@ class WaitingIds:
         self._admit_after = admit_after
         self._evict_after = evict_after
         self._clocks = clocks
+        self._sweeper = Sweeper(evict_after)
         self._index = KeyIndex()
         max_ids = min(MAX_KEYS, total_bytes() // 12)
         self._counts = Column(width=1, dtype=torch.int32, max_slots=max_ids, what="sightings of waiting ids")
@@ -50,16 +51,16 @@ class WaitingIds:
         self._index.remove(ids[admitted])
         return admitted
 
-    def forget_old(self) -> None:
-        """Clear away those that will begin anew anyway."""
-        slots, ids = self._everything()
+    def sweep(self) -> None:
+        """Clear away some of those that will begin anew anyway."""
+        slots, ids = self._those_of(*self._sweeper.next_part(self._index.num_slots))
         self._index.remove(ids[torch.from_numpy(self._are_old(slots, ids))])
 
     def drop(self, ids: torch.Tensor) -> None:
         self._index.remove(ids)
 
     def export(self) -> Waiting:
-        slots, ids = self._everything()
+        slots, ids = self._those_of(0, self._index.num_slots)
         young = ~self._are_old(slots, ids)
         slots, ids = slots[young], ids[torch.from_numpy(young)]
         idle = np.maximum(self._clocks.of(ids) - self._seen_array[slots], 0)
@@ -77,11 +78,16 @@ class WaitingIds:
         slots: Slots = self._index.add(ids).numpy()
         return slots
 
-    def _everything(self) -> tuple[Slots, torch.Tensor]:
-        ids = self._index.keys_of(torch.arange(self._index.num_slots))
+    def all_ids(self) -> torch.Tensor:
+        """Also of those that will begin anew."""
+        return self._those_of(0, self._index.num_slots)[1]
+
+    def _those_of(self, start: int, stop: int) -> tuple[Slots, torch.Tensor]:
+        """The slots in use between these, and their ids."""
+        places = torch.arange(start, stop)
+        ids = self._index.keys_of(places)
         slots = self._index.find(ids)
-        # Of a slot that is free the key may be anywhere, or nowhere.
-        used = slots == torch.arange(len(slots))
+        used = slots == places  # of a slot that is free the key may be anywhere, or nowhere
         return slots[used].numpy(), ids[used]
 
     def _are_old(self, slots: Slots, ids: torch.Tensor) -> npt.NDArray[np.bool_]:

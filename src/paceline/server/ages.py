@@ -69,6 +69,21 @@ class Clocks:
         return [number - self._partitions.first for number in ranges if self._partitions.has(number)]
 
 
+class Sweeper:
+    """Goes through all slots, a part with every update."""
+
+    def __init__(self, evict_after: int) -> None:
+        self._evict_after = evict_after
+        self._next = 0
+
+    def next_part(self, num_slots: int) -> tuple[int, int]:
+        start = min(self._next, num_slots)
+        wanted = min(max(_FEWEST_SWEPT, 4 * num_slots // self._evict_after), _MOST_SWEPT)
+        stop = min(start + wanted, num_slots)
+        self._next = stop if stop < num_slots else 0
+        return start, stop
+
+
 class Ages:
     """Those of the rows of one table, by slot."""
 
@@ -77,7 +92,7 @@ class Ages:
         self._clocks = clocks
         self.column = Column(width=1, dtype=torch.int64, max_slots=max_rows, what=what)
         self._touched: Numbers = self.column.tensor.view(-1).numpy()
-        self._next_swept = 0
+        self._sweeper = Sweeper(evict_after)
 
     def touch(self, slots: Slots, ids: torch.Tensor, number: int = 0) -> None:
         """They are touched by the update of this number, which has not been counted yet."""
@@ -95,16 +110,8 @@ class Ages:
         old: npt.NDArray[np.bool_] = self._clocks.of(ids) - self._touched[slots] >= self._evict_after
         return old
 
-    @property
-    def is_round_over(self) -> bool:
-        """Whether the next part is the first one again."""
-        return self._next_swept == 0
-
     def next_part(self, num_slots: int) -> Slots:
         """Slots of the part that is swept next which may have an old row, or be free."""
-        start = self._next_swept
-        wanted = min(max(_FEWEST_SWEPT, 4 * num_slots // self._evict_after), _MOST_SWEPT)
-        stop = min(start + wanted, num_slots)
-        self._next_swept = stop if stop < num_slots else 0
+        start, stop = self._sweeper.next_part(num_slots)
         found: Slots = np.flatnonzero(self._clocks.newest - self._touched[start:stop] >= self._evict_after) + start
         return found

@@ -160,8 +160,8 @@ class GroupClient:
             )
             try:
                 line = self._line(server, placement)
-                self._owing.add(server)
                 line.send("request", whole, parcel.tensors, parcel.wanted, deadline=deadline)
+                self._owing.add(server)
                 sent[server] = parcel
             except WireError as error:
                 self._lose(server, errand, error, deadline)
@@ -228,15 +228,16 @@ class GroupClient:
         this host it may yet write where it was asked to, also if it is no server any more: so first let it have its
         last word, or be gone, which whoever started it sees to."""
         line = self._lines.get(server)
-        if line is not None and line.connection.is_local and server in self._owing:
-            line.connection.waiter = PLAIN
-            try:
+        try:
+            if line is not None and line.connection.is_local and server in self._owing:
+                line.connection.waiter = PLAIN
                 line.receive(deadline=Deadline(LAST_WORD_S, "breaking off"))
-            except DeadlineExceeded:
-                logger.warning("server %s neither answers nor ends; what it writes from now on may do harm", server)
-            except WireError:
-                pass
-        self._hang_up(server)
+        except DeadlineExceeded:
+            logger.warning("server %s neither answers nor ends; what it writes from now on may do harm", server)
+        except WireError:
+            pass
+        finally:
+            self._hang_up(server)
 
     def _hang_up(self, server: str) -> None:
         self._owing.discard(server)

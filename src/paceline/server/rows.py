@@ -155,8 +155,8 @@ class RowTable:
         if self._ages is None:
             return 0
         slots = self._ages.next_part(self._index.num_slots)
-        if self._waiting is not None and self._ages.is_round_over:
-            self._waiting.forget_old()
+        if self._waiting is not None:
+            self._waiting.sweep()
         slots = slots[self._version_array[slots] >= 0]
         ids = self._index.keys_of(torch.from_numpy(slots))
         old = self._ages.are_old(slots, ids)
@@ -212,7 +212,7 @@ class RowTable:
             versions = self._version_array[start : min(start + SLAB, self._index.num_slots)]
             found.append(self._index.keys_of(torch.from_numpy(np.flatnonzero(versions >= 0) + start)))
         if self._waiting is not None:
-            found.append(self._waiting.export().ids)
+            found.append(self._waiting.all_ids())
         return found
 
     def waiting(self) -> Waiting | None:

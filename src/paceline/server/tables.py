@@ -112,7 +112,7 @@ class Tables:
             ids, table = parcel.tensors[one.ids], self._table(one.table)
             if self._mask(ids, ranges) is None:
                 changed = table.changed_since(ids, one.since).nonzero().view(-1)
-                found.append(Rows(one.table, packing.add(changed), packing.add(table.pull(ids[changed]))))
+                found.append(Rows(one.table, packing.add(changed), packing.add(table.pull(ids[changed], make=False))))
         return Parcel(Detail(rows=tuple(found)), packing.tensors)
 
     def _table(self, name: str) -> RowTable:

@@ -14,6 +14,7 @@ than it saves. There all rows of the next batch are asked for with the update (`
 Contract
 - Rows are given only if they are what a pull at that moment would have to see: in step, those of exactly that step,
   with the same bits; with leases, those that see all leases which the bound asks for.
+- No row is made for a batch that may never come: what has none is read as it would begin.
 - One try: what is refused, lost or late is dropped, and pulled when it is needed. So is everything that was asked for
   in the background when the placement changes (stamps are those of one server, in one tenure), and anything when a
   group is bound, or another batch comes.
@@ -106,7 +107,7 @@ class Along(Ahead):
             Rows(one.table, one.ids + len(parcel.tensors), one.rows + len(parcel.wanted))
             for one in asked.detail.row_wants
         )
-        detail = msgspec.structs.replace(parcel.detail, row_wants=wants)
+        detail = msgspec.structs.replace(parcel.detail, row_wants=wants, makes_rows=asked.detail.makes_rows)
         return Parcel(detail, [*parcel.tensors, *asked.tensors], [*parcel.wanted, *asked.wanted])
 
     def arrived(self, need: Need) -> None:
@@ -229,7 +230,7 @@ class Lookout:
     def _pull(self, early: Early) -> None:
         missing = early.look_up(self._specs, self._caches)
         self._scratch.reset()
-        pull = RowPull(missing, self._specs, self._partitions, self._scratch, make=True, stamped=True)
+        pull = RowPull(missing, self._specs, self._partitions, self._scratch, make=False, stamped=True)
         first = self._partitions.first
         errand = Errand(range(first, first + self._partitions.count), pull=early.need)
         self._client.run(errand, pull.pack, "pulling rows ahead", TRY_S, is_enough=lambda: True)

@@ -114,7 +114,7 @@ def pack(chunks: Sequence[Chunk], waiting: Waiting | None = None, clock: int = 0
             tree["idle"] = torch.cat([chunk.idle for chunk in chunks if chunk.idle is not None])
     if waiting is not None and len(waiting):
         tree["waiting"] = {"ids": waiting.ids, "counts": waiting.counts, "idle": waiting.idle}
-    if "idle" in tree or "waiting" in tree:
+    if tree:  # also where no table asks for it yet: one that does may be resumed with it
         tree["clock"] = torch.tensor([clock])
     return tree
 

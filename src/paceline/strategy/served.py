@@ -313,7 +313,11 @@ class Served:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def gift(self) -> dict[str, Any]:
-        return {}  # it is on servers
+        """All is on servers, but for what the run began with: whoever comes says the same of it."""
+        leases = {
+            str(number): (done.epoch, done.prefix, sorted(done.beyond)) for number, done in self._state.leases.items()
+        }
+        return {"leases": leases} if leases else {}
 
     def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         spec = next(spec for spec in self._sparse.specs if spec.name == name)

@@ -101,7 +101,7 @@ class ServedRows:
         if isinstance(ahead, Along):
             assert self._partitions is not None
             missing = ahead.look_up(self._specs, self._caches)
-            ahead.pull = RowPull(missing, self._specs, self._partitions, self._asked_again, make=True)
+            ahead.pull = RowPull(missing, self._specs, self._partitions, self._asked_again, make=False)
             return lambda request: ahead.pack(request, pack(request))
         if isinstance(ahead, Early):
             return lambda request: ahead.pack(request, pack(request), self._asked_again)

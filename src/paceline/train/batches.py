@@ -60,6 +60,8 @@ class Batches:
         return self._keep(lambda: self.fetch(shares, rank, cursor))
 
     def look_ahead_whole(self, cursor: Cursor) -> Batch | None:
+        if self._loader.has_workers:
+            return None  # they are asked for one batch at a time, so nothing lies there ahead
         return self._keep(lambda: self.fetch_whole(cursor))
 
     def _keep(self, fetch: Callable[[], Batch]) -> Batch | None:

@@ -71,10 +71,10 @@ class Leases:
         with self._changed:
             return self._hand.settled
 
-    def num_beyond(self) -> int:
-        """How many that this worker has done are not among those."""
+    def known_done(self, epoch: int) -> LeaseSet:
+        """What of an epoch this worker knows to be done."""
         with self._changed:
-            return self._hand.num_beyond()
+            return self._hand.known_done() if self._hand.epoch == epoch else LeaseSet(epoch)
 
     @property
     def following(self) -> int:

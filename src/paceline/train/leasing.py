@@ -17,19 +17,20 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from paceline.control.lease_set import LeaseSet
 from paceline.control.member_events import Looping
 from paceline.control.messages import Start
 from paceline.control.progress import WorkerRow
 from paceline.data.cursor import Cursor
 from paceline.server.messages import Apply, Need
 from paceline.strategy.aggregation import Standing
-from paceline.strategy.header import exchange_text
 from paceline.strategy.served import Served
 from paceline.strategy.sparse import Upcoming
 from paceline.strategy.synchronous import Synchronous
 from paceline.train.batches import Batch, Batches
 from paceline.train.consistency import Consistency
 from paceline.train.errors import NonFiniteGradient
+from paceline.train.headers import all_texts
 from paceline.train.joining import Joined
 from paceline.train.leases import End, Leases
 from paceline.train.ledger import TrainingLedger
@@ -201,19 +202,13 @@ class LeaseLoop:
 
     def save_at_end(self, place: Place) -> None:
         """When every worker has handed over its last lease."""
-        known = (max(0, self._epoch), self._leases.settled, self._leases.num_beyond())
-        told = [known]
-        if place.group is not None:
-            encoded = exchange_text(place.group, msgspec.msgpack.encode(known))
-            told = [decode(text, tuple[int, int, int]) for text in encoded]
+        told = all_texts(place, msgspec.msgpack.encode(self._leases.known_done(max(0, self._epoch))))
         if place.rank == 0:
-            epoch = max(epoch for epoch, _, _ in told)
-            settled = max(settled for of, settled, _ in told if of == epoch)
-            beyond = sum(count for of, _, count in told if of == epoch)
-            # Of the same number there may be one already, which has less.
-            number = epoch * self._batches.num_steps + min(settled + beyond, self._batches.num_steps)
-            if number:
-                self._ledger.save_leases(number, wait=True)
+            done = LeaseSet()
+            for text in told:
+                done.update(decode(text, LeaseSet))
+            if number := done.epoch * self._batches.num_steps + len(done):
+                self._ledger.save_leases_at_end(number)
 
     def refresh(self) -> None:
         """Have the newest parameters, after all leases of the epoch."""

@@ -203,9 +203,15 @@ class TrainingLedger:
         if self.book.unkept_best is not None or self.saver.is_due_after(num_done):
             self.save_leases(num_done)
 
-    def save_leases(self, num_done: int, *, wait: bool = False) -> None:
+    def save_leases(self, num_done: int) -> None:
         number = self._look_applied() + num_done
-        self._write(number, {}, wait=wait)
+        self._write(number, {}, wait=False)
+        self.saver.settle(number)
+
+    def save_leases_at_end(self, num_done: int) -> None:
+        """What was done may not be known to the last one; then there is one of this number, which may have less."""
+        number = max(self._look_applied() + num_done, self.saver.last_operation + 1)
+        self._write(number, {}, wait=True)
         self.saver.settle(number)
 
     def _save(self, place: Place, *, wait: bool = False) -> None:

@@ -47,7 +47,7 @@ class Saver:
         self._on_event = on_event
         self._keeper: Keeper | None = None
         self._last_time = time.monotonic()
-        self._last_operation = NOTHING
+        self.last_operation = NOTHING
         self._last_done = 0
 
     @property
@@ -114,7 +114,7 @@ class Saver:
 
     def take(self, contents: Contents, *, score: float | None = None, wait: bool = False) -> None:
         """Snapshot the state of a clean point; one that has a score is not skipped."""
-        if self._folder is None or contents.operation == self._last_operation:
+        if self._folder is None or contents.operation == self.last_operation:
             return
         if self._keeper is None:
             settings = self._settings
@@ -128,7 +128,7 @@ class Saver:
         self._last_time = time.monotonic()
         pending = self._keeper.take(contents, wait=wait or score is not None)
         if pending is not None:
-            self._last_operation = contents.operation
+            self.last_operation = contents.operation
             if score is not None:
                 self._keeper.score(contents.operation, score)
             if wait:
