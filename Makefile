@@ -4,13 +4,22 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check lint types bench soak simulate torch-suite clean
+.PHONY: demo test test-runs test-parts check lint types bench soak simulate torch-suite clean
 
 demo: $(READY)
 	$(BIN)/python examples/elastic.py
 
+# Two halves at once: most of a test's time is spent waiting for processes. Each half is shown when it is done.
+RUNS := tests/train tests/engine tests/c10d tests/test_examples.py
 test: $(READY)
-	$(BIN)/python -m pytest
+	@echo "testing in two halves at once; each takes some minutes, and is shown when it is done"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-runs test-parts
+
+test-runs: $(READY)
+	$(BIN)/python -m pytest $(RUNS)
+
+test-parts: $(READY)
+	$(BIN)/python -m pytest $(RUNS:%=--ignore=%)
 
 check: lint types test
 
@@ -31,6 +40,9 @@ bench: $(READY)
 	$(BIN)/paceline bench shares --speeds 1,1 --rounds 7 --change-every 0 --no-ddp --json benchmarks/results/shares-equal.json
 	$(BIN)/paceline bench server --json benchmarks/results/server-dense.json
 	$(BIN)/paceline bench server --work sparse --json benchmarks/results/server-sparse.json
+	$(BIN)/python benchmarks/server_unequal.py
+	$(BIN)/python benchmarks/server_deaths.py
+	$(BIN)/python benchmarks/cache.py
 	$(BIN)/python benchmarks/index.py --json benchmarks/results/index.json
 	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/deaths.py

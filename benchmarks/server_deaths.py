@@ -8,8 +8,8 @@ Prints three tables, keeps benchmarks/results/server-deaths.json. A model of a m
   been all but done. Beside it what two of them take at other times. A new server takes the place of the dead one
   before the next kill.
 - cost: steps or leases a second of both workers with one and with two copies, on two servers, in turns.
-- join: to two servers of capacity 1 comes one of capacity 1, or of 2; the bytes that it holds in the end, beside what
-  its capacity says.
+- join: to two servers of capacity 1 comes one of capacity 1, or of 2; the bytes or the rows that it holds in the end,
+  beside what its capacity says.
 
 No sample is lost or repeated in any of the runs: the audit of run.db is part of the measurement.
 """
@@ -51,9 +51,11 @@ TARGET_S = 1.0
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    """With a table, or dense parameters alone."""
+
+    def __init__(self, has_table: bool) -> None:
         super().__init__()
-        self.rows = paceline.nn.Embedding(DIM)
+        self.rows = paceline.nn.Embedding(DIM) if has_table else _plain_rows
         self.dense = nn.Sequential(
             nn.Linear(4 * DIM, 1000), nn.ReLU(), nn.Linear(1000, 900), nn.ReLU(), nn.Linear(900, 1)
         )
@@ -61,6 +63,10 @@ class Model(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.dense(self.rows(ids).flatten(1))
         return found
+
+
+def _plain_rows(ids: torch.Tensor) -> torch.Tensor:
+    return (ids[..., None] % torch.arange(1, DIM + 1)).float()
 
 
 class Ids(torch.utils.data.Dataset[torch.Tensor]):
@@ -71,10 +77,10 @@ class Ids(torch.utils.data.Dataset[torch.Tensor]):
         return torch.arange(number, number + 4) * 7919 % NUM_ROWS
 
 
-def train(consistency: str) -> None:
+def train(consistency: str, has_table: bool = True) -> None:
     """Until somebody ends it."""
     torch.manual_seed(0)
-    model = Model()
+    model = Model(has_table)
     session = Session(
         model,
         torch.optim.Adam(model.parameters(), lr=1e-3),
@@ -91,11 +97,11 @@ def train(consistency: str) -> None:
 
 
 @contextmanager
-def running(consistency: str, servers: int, replicas: int) -> Iterator[Rehearsal]:
+def running(consistency: str, servers: int, replicas: int, *, has_table: bool = True) -> Iterator[Rehearsal]:
     settings = Settings(wanted=WORKERS, servers=servers, replicas=replicas)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Rehearsal(train, consistency, workers=WORKERS, folder=Path(folder), settings=settings) as run,
+        Rehearsal(train, consistency, has_table, workers=WORKERS, folder=Path(folder), settings=settings) as run,
     ):
         for number in range(WORKERS):
             run.wait_said(number, 20)
@@ -153,13 +159,15 @@ def rate(consistency: str, replicas: int, seconds: float) -> float:
 # -- a server that joins -----------------------------------------------------------------------------------------------
 
 
-def joined(capacity: float) -> tuple[float, float]:
-    """The part of all bytes that a server holds which came late, and the part that its capacity is of all."""
-    with running("async", servers=2, replicas=1) as run:
+def joined(capacity: float, *, has_table: bool) -> tuple[float, float]:
+    """The part of all bytes, or of all keys, that a server holds which came late, and the part that its capacity is of
+    all."""
+    with running("async", servers=2, replicas=1, has_table=has_table) as run:
         newcomer = run.add_server(capacity=capacity)
         run.wait_for(lambda: run.is_settled([0, 1, 2]))
         time.sleep(WARM_S)  # until all have said what they hold
-        held = {row["pid"]: row["num_bytes"] for row in run.ask("status")["members"] if row["role"] == "server"}
+        rows = [row for row in run.ask("status")["members"] if row["role"] == "server"]
+        held = {row["pid"]: row["num_keys" if has_table else "num_bytes"] for row in rows}
     return held[newcomer.pid] / sum(held.values()), capacity / (2 + capacity)
 
 
@@ -198,11 +206,11 @@ def main() -> None:
         record["rates"][consistency] = {"one": one, "two": two, "ratio": ratio}
     console.print(costs)
 
-    joins = Table("its capacity", "part of the bytes", "part of the capacity", "of it", title="a third server joins")
-    for capacity in (1.0, 2.0):
-        held, wanted = joined(capacity)
-        joins.add_row(f"{capacity:g}", f"{held:.3f}", f"{wanted:.3f}", f"{held / wanted:.2f}")
-        record["joins"].append({"capacity": capacity, "held": held, "wanted": wanted})
+    joins = Table("", "its capacity", "its part", "part of the capacity", "of it", title="a third server joins")
+    for what, capacity in itertools.product(("bytes of dense parameters", "rows of a table"), (1.0, 2.0)):
+        held, wanted = joined(capacity, has_table=what == "rows of a table")
+        joins.add_row(what, f"{capacity:g}", f"{held:.3f}", f"{wanted:.3f}", f"{held / wanted:.2f}")
+        record["joins"].append({"of": what, "capacity": capacity, "held": held, "wanted": wanted})
     console.print(joins)
     write(options.json, record)
 
