@@ -102,7 +102,8 @@ class Mailbox:
         assert inbox.connection is not None
         header, _ = inbox.connection.receive_header(deadline=deadline)
         tag, spec, read = self._announced(inbox.connection, header, rank, deadline)
-        tensor = choose(tag)
+        # An earlier one with this tag that nobody has taken yet comes first.
+        tensor = None if inbox.aside.get(tag) else choose(tag)
         if tensor is not None:
             self._check(spec, tensor, rank, tag, deadline)
             read(tensor)

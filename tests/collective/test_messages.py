@@ -1,0 +1,48 @@
+"""Messages that cross each other, their senders' ends and the end of the group: none overtakes another, none is
+lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.collective import Group, Handle
+from paceline.testing.crew import Crew
+
+
+def ask_between_two(group: Group) -> float:
+    """The receive comes when the first message was put aside, and the second one is about to be read."""
+    if group.rank == 1:
+        group.send(torch.full((1,), 1.0), 0, tag=5)
+        group.send(torch.zeros(1), 0, tag=8)
+        group.barrier()
+        group.send(torch.full((1,), 2.0), 0, tag=5)
+        group.send(torch.zeros(1), 0, tag=9)
+        group.barrier()
+        return 1.0
+    rare = group.recv(torch.zeros(1), 1, tag=9, async_op=True)
+    group.recv(torch.zeros(1), 1, tag=8)
+    tensor = torch.zeros(1)
+    mailbox: Any = group._parts.mailbox
+    read_one = mailbox.read_one
+    asked: list[Handle] = []
+
+    def ask_and_read(*arguments: Any) -> None:
+        if not asked:
+            asked.append(group.recv(tensor, 1, tag=5, async_op=True))
+        read_one(*arguments)
+
+    mailbox.read_one = ask_and_read
+    group.barrier()
+    rare.wait(10.0)
+    mailbox.read_one = read_one
+    asked[0].wait(10.0)
+    group.recv(torch.zeros(1), 1, tag=5)
+    group.barrier()
+    return float(tensor)
+
+
+def test_a_message_does_not_overtake_one_that_was_put_aside() -> None:
+    with Crew(2) as crew:
+        assert crew.run(ask_between_two) == [1.0, 1.0]
