@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from paceline.collective import Group, Handle
+from paceline.errors import PeerLost
 from paceline.testing.crew import Crew
+from paceline.wire.deadline import Deadline
 
 
 def ask_between_two(group: Group) -> float:
@@ -46,3 +49,40 @@ def ask_between_two(group: Group) -> float:
 def test_a_message_does_not_overtake_one_that_was_put_aside() -> None:
     with Crew(2) as crew:
         assert crew.run(ask_between_two) == [1.0, 1.0]
+
+
+def send_and_leave(group: Group) -> list[float]:
+    """Rank 1 is gone before rank 0 asks for the first time; rank 2 answers only then."""
+    tensor = torch.zeros(1)
+    found: list[float] = []
+    if group.rank == 1:
+        group.send(torch.full((1,), 1.0), 0)
+        group.send(torch.full((1,), 2.0), 0, tag=1)
+        group.send(torch.full((1,), 3.0), 2)
+        group.close()
+        return found
+    health = group._health
+    deadline = Deadline(10.0, "the goodbye")
+    while not health.has_departed(1):
+        health.wait_any([], deadline, "rank 1 to leave")
+    group.recv(tensor, 1)
+    found.append(float(tensor))
+    if group.rank == 0:
+        group.recv(tensor, None, tag=1)
+        found.append(float(tensor))
+        later = group.recv(tensor, None, tag=2, async_op=True)
+        group.send(torch.zeros(1), 2)
+        later.wait(10.0)
+        assert later.source == 2
+        with pytest.raises(PeerLost):
+            group.recv(tensor, 1)
+    else:
+        group.recv(tensor, 0)
+        group.send(torch.full((1,), 4.0), 0, tag=2)
+    return found
+
+
+@pytest.mark.parametrize("layout", ["aaa", "abc"])
+def test_messages_outlive_the_membership_of_their_sender(layout: str) -> None:
+    with Crew(3, hosts=layout) as crew:
+        assert crew.run(send_and_leave) == [[1.0, 2.0], [], [3.0]]

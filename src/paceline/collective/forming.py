@@ -292,8 +292,8 @@ class _Former:
             raise HandshakeRefused(f"{visitor.role} {visitor.member} came in place of {self.health.describe(rank)}")
         return connection
 
-    def expect(self, rank: int, kind: str) -> Expectation:
-        return self._endpoint.expect(self._purpose(kind, rank))
+    def expect(self, rank: int, kind: str, *, keeps_ended: bool = False) -> Expectation:
+        return self._endpoint.expect(self._purpose(kind, rank), keeps_ended=keeps_ended)
 
     def welcome(self, rank: int, expectation: Expectation) -> Connection:
         connection = self._checked(rank, *expectation.take())

@@ -25,6 +25,7 @@ import msgspec
 
 from paceline.collective.signature import Numbered, Signature
 from paceline.errors import (
+    DeadlineExceeded,
     GroupAborted,
     GroupClosed,
     GroupError,
@@ -191,6 +192,14 @@ class Health:
                 self.wait_any([], deadline, "the reason of a departure")
         self.lost(rank, "left the group" if self.has_departed(rank) else how)
         return self.error(operation)
+
+    def left_in_order(self, rank: int, operation: str) -> bool:
+        """Whether a member, a connection of which has ended, said goodbye; its note may be on the way."""
+        deadline = Deadline(ATTRIBUTION_S, operation)
+        with contextlib.suppress(DeadlineExceeded):
+            while not self.has_departed(rank):
+                self.wait_any([], deadline, "a goodbye")
+        return self.has_departed(rank)
 
     def _fail_as_learned(self) -> bool:
         """Let a failure that was put off take effect."""

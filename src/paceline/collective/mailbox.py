@@ -7,6 +7,7 @@ ones go through memory (`conveyor`). Who waits for which message is the matter o
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 
@@ -16,15 +17,16 @@ from paceline.collective import conveyor
 from paceline.collective.conveyor import Carried, Conveyor
 from paceline.collective.health import Health
 from paceline.collective.links import Connector
-from paceline.errors import ConnectionLost, GroupError
+from paceline.errors import ConnectionLost, DeadlineExceeded, GroupError
 from paceline.wire.connection import Connection, describe
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import DTYPES, spec_of
 from paceline.wire.endpoint import Expectation
 from paceline.wire.frame import Header, TensorSpec, check_spec
-from paceline.wire.waiting import READ, is_ready
+from paceline.wire.waiting import PLAIN, READ, is_ready
 
 MAX_ASIDE_BYTES = 1 << 28
+LATE_S = 0.05
 
 
 # Given the tag of a message, the tensor that it is wanted in; None if nobody has asked for it yet.
@@ -46,9 +48,22 @@ class Inbox:
             return self.expectation.fileno(), READ
         return self.connection.fileno(), self.connection.receive_events
 
+    def may_bring(self) -> bool:
+        """Whether there is a connection, the end of which was not read yet."""
+        return self.connection is not None and not self.connection.closed
+
+    def is_late(self) -> bool:
+        """Whether the connection of a sender that has left is there, or comes within a moment: its handshake may have
+        ended just now."""
+        if self.connection is None:
+            with contextlib.suppress(DeadlineExceeded):
+                PLAIN.wait_any([self.readable()], Deadline(LATE_S, "a message of who has left"), "its connection")
+                return True
+        return False
+
     def has_more(self) -> bool:
         """Whether the next message, or the end of all, can be looked at without waiting."""
-        if self.connection is None:
+        if self.connection is None or self.connection.closed:
             return False
         return self.connection.has_buffered() or is_ready(*self.readable())
 
@@ -77,7 +92,8 @@ class Mailbox:
         """The inbox of a sender, with its connection as soon as there is one."""
         inbox = self._inboxes.get(rank)
         if inbox is None:
-            inbox = self._inboxes[rank] = Inbox(self._connector.expect(rank, "mail"))
+            # Who has left since may have left a message.
+            inbox = self._inboxes[rank] = Inbox(self._connector.expect(rank, "mail", keeps_ended=True))
         if inbox.connection is None and inbox.expectation.is_there():
             inbox.connection = self._connector.welcome(rank, inbox.expectation)
         return inbox

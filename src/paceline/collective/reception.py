@@ -128,13 +128,16 @@ class Reception:
         """Wait for something to come from somebody wanted, and read it."""
         named = {receipt.source for receipt in wanted if receipt.source is not None}
         ranks = self._others if any(receipt.source is None for receipt in wanted) else sorted(named)
-        inboxes = {rank: self._mailbox.inbox(rank) for rank in ranks}
+        # Before the inboxes: what they hold afterwards is all that those who left have sent.
         departed = {rank for rank in ranks if self._health.has_departed(rank)}
-        ready = {rank for rank, inbox in inboxes.items() if inbox.has_more()}
-        over = departed - ready
+        inboxes = {rank: self._mailbox.inbox(rank) for rank in ranks}
+        over = {rank for rank in departed if not inboxes[rank].may_bring()}
         if over & named or over == set(ranks):
-            lost = min(over & named or over)
-            raise self._health.gone(lost, "left the group", deadline.operation)
+            missed = over & named or over
+            if any(inboxes[rank].is_late() for rank in missed):
+                return
+            raise self._health.gone(min(missed), "left the group", deadline.operation)
+        ready = {rank for rank, inbox in inboxes.items() if inbox.has_more()}
         if ready:
             for rank in sorted(ready):
                 self._read(rank, inboxes[rank], rank in named, deadline)
@@ -160,7 +163,7 @@ class Reception:
             self._mailbox.read_one(rank, choose, deadline)
         except ConnectionLost as error:
             # Who left in order and is wanted by nobody in particular is not missed.
-            if is_named or not self._health.has_departed(rank):
+            if is_named or not self._health.left_in_order(rank, deadline.operation):
                 raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
             assert inbox.connection is not None
             inbox.connection.close()

@@ -167,11 +167,12 @@ class Endpoint:
         with self._lock:
             return len(self._rooms)
 
-    def expect(self, purpose: str) -> Expectation:
+    def expect(self, purpose: str, *, keeps_ended: bool = False) -> Expectation:
+        """A visitor that has gone again is taken for one of an earlier try, unless what it left is wanted."""
         expectation = Expectation(purpose)
         with self._lock:
             parked = self._parked.pop(purpose, None)
-            if parked is not None and is_ready(parked[1].fileno(), select.POLLRDHUP):
+            if parked is not None and not keeps_ended and is_ready(parked[1].fileno(), select.POLLRDHUP):
                 parked[1].close()  # it came for an earlier try and has given up
                 parked = None
             if parked is None:
