@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline.c10d
 from paceline import errors
+from paceline.c10d import process_group
 from paceline.c10d.store import Store
 from paceline.store import StoreInvitation, StoreServer
 from paceline.testing import netlab
@@ -153,6 +155,39 @@ def begin_on_hosts(_: None, rank: int, where: str) -> tuple[float, int, bool]:
     dist.barrier()
     dist.destroy_process_group()
     return found
+
+
+# -- ending ----------------------------------------------------------------------------------------------------------
+
+
+def end_twice(_: None, rank: int, first: str, second: str) -> list[float]:
+    init(rank, first)
+    found, world = [total()], dist.group.WORLD
+    assert world is not None
+    child = os.fork()
+    if child == 0:  # it leaves nothing in the name of its parent
+        try:
+            process_group._leave_all()
+            dist.destroy_process_group()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    found.append(total())
+    with contextlib.suppress(dist.DistBackendError):  # of who has aborted already
+        dist.barrier()
+    world.abort()
+    world.shutdown()
+    dist.destroy_process_group()
+    init(rank, second)
+    found.append(total())
+    dist.destroy_process_group()
+    return found
+
+
+def test_an_aborted_world_can_be_destroyed_and_begin_again(crew: Crew) -> None:
+    each(crew, end_twice, *(f"file://{worlds.new_file()}" for _ in range(2)))
+    assert crew.finish() == [[6.0, 6.0, 6.0]] * 3
 
 
 # -- what is wrong ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.collective import Group, Handle
-from paceline.errors import PeerLost
+from paceline.errors import GroupError, PeerLost
 from paceline.testing.crew import Crew
 from paceline.wire.deadline import Deadline
 
@@ -86,3 +86,25 @@ def send_and_leave(group: Group) -> list[float]:
 def test_messages_outlive_the_membership_of_their_sender(layout: str) -> None:
     with Crew(3, hosts=layout) as crew:
         assert crew.run(send_and_leave) == [[1.0, 2.0], [], [3.0]]
+
+
+def post_into_the_close(group: Group) -> None:
+    """The group closes when the receive is in the list, and nobody reads any more."""
+    group.barrier()
+    reception: Any = group._messages._reception
+    call_thread = reception._call_thread
+
+    def close_first() -> None:
+        group.close()
+        call_thread()
+
+    reception._call_thread = close_first
+    pending = group.recv(torch.zeros(1), 1 - group.rank, async_op=True)
+    with pytest.raises(GroupError):
+        pending.wait(5.0)
+    group.close()
+
+
+def test_a_receive_posted_while_the_group_closes_is_told() -> None:
+    with Crew(2) as crew:
+        crew.run(post_into_the_close)

@@ -13,6 +13,7 @@ After a failure every later operation raises the same error until the group is d
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -359,6 +360,10 @@ def _message(name: str, tensors: Any) -> torch.Tensor:
     """As a message: its shape is the business of sender and receiver, its size and type are compared."""
     tensor = movable(require_dense(name, only(name, tensors)))
     return tensor.view(-1) if tensor.is_contiguous() else tensor
+
+
+# A forked child has no part in them.
+os.register_at_fork(after_in_child=_open.clear)
 
 
 @atexit.register

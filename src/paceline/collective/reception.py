@@ -46,7 +46,8 @@ class Reception:
         self._mailbox = mailbox
         self._others = [rank for rank in range(len(health.cards)) if rank != health.rank]
         self._posted: list[Receipt] = []
-        self._guard = threading.Lock()
+        # Re-entrant for a signal handler that closes the group.
+        self._guard = threading.RLock()
         self._driving = threading.Lock()
         self._wake = eventfd()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -175,6 +176,8 @@ class Reception:
 
     def _finish(self, receipt: Receipt, rank: int) -> None:
         with self._guard:
+            if receipt not in self._posted:
+                return  # the group was closed meanwhile, and its owner told
             self._posted.remove(receipt)
         receipt.future.set_result(rank)
 
@@ -186,20 +189,28 @@ class Reception:
                 end_group(self._health, operation, error)
             except GroupError as reason:
                 error = reason
-        with self._guard:
-            posted, self._posted = self._posted, []
-        for receipt in posted:
+        for receipt in self._take_all():
             is_first = receipt is first and isinstance(error, DeadlineExceeded)
             own = error if is_first else self._health.error(receipt.deadline.operation)
             receipt.future.set_exception(own)
 
+    def _take_all(self) -> list[Receipt]:
+        with self._guard:
+            posted, self._posted = self._posted, []
+        return posted
+
     def close(self) -> None:
         """After the health has failed: whoever drives ends by itself."""
         with self._guard:
+            if self._closed:
+                return
             self._closed = True
             thread = self._thread
-            os.eventfd_write(self._wake.fileno(), 1)
+            if self._wake.number >= 0:  # not in a forked child
+                os.eventfd_write(self._wake.fileno(), 1)
         self._calls.put(False)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        for receipt in self._take_all():  # posted when the thread had ended
+            receipt.future.set_exception(self._health.error(receipt.deadline.operation))
         self._wake.close()
