@@ -256,6 +256,20 @@ def tensors_with_gaps(group: ProcessGroup) -> None:
     assert gathered.tolist() == [float(rank) for rank in range(group.size()) for _ in range(3)]
 
 
+def messages_between_layouts(group: ProcessGroup) -> None:
+    """What one side has in one piece may lie scattered, or in another shape, on the other."""
+    rank, size = group.rank(), group.size()
+    following, previous = (dist.get_global_rank(group, (rank + step) % size) for step in (1, -1))
+    for dtype in (torch.float32, torch.float8_e4m3fn):
+        plain = torch.arange(12).to(dtype).view(4, 3)
+        turned = plain.t().contiguous().t()
+        for leaving, arriving in ((plain, torch.zeros(3, 4).to(dtype).t()), (turned, torch.zeros(12).to(dtype))):
+            sending = sent(leaving, following, group=group)
+            dist.recv(arriving, previous, group=group)
+            sending.wait()
+            assert arriving.to(torch.float32).flatten().tolist() == list(range(12))
+
+
 def lists_of_different_sizes(group: ProcessGroup) -> None:
     rank, size = group.rank(), group.size()
     every = [torch.zeros(index + 1) for index in range(size)]
@@ -327,6 +341,7 @@ def wrong_calls(group: ProcessGroup) -> None:
 
 BEYOND_GLOO = [
     tensors_with_gaps,
+    messages_between_layouts,
     lists_of_different_sizes,
     other_types,
     inference_mode,

@@ -313,8 +313,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def send(self, tensors: Any, rank: int, tag: int = 0) -> Work:
-        data = _message("send", tensors)
-        return self._start([data], lambda: self.group.send(data, rank, tag=tag, async_op=True))
+        tensor = require_dense("send", only("send", tensors))
+        data = movable(tensor)
+        return self._start([tensor], lambda: self.group.send(data, rank, tag=tag, async_op=True))
 
     def recv(self, tensors: Any, rank: int, tag: int = 0) -> Work:
         return self._receive(tensors, rank, tag)
@@ -323,8 +324,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: Any, rank: int | None, tag: int) -> Work:
-        data = _message("recv", tensors)
-        return self._start([data], lambda: self.group.recv(data, rank, tag=tag, async_op=True))
+        tensor = require_dense("recv", only("recv", tensors))
+        data = movable(tensor)
+        return self._start([tensor], lambda: self.group.recv(data, rank, tag=tag, async_op=True))
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -354,12 +356,6 @@ class ProcessGroup(_Base):  # type: ignore[misc]
                 f"{name}: a tensor of {whole.numel()} elements for {self.group.size} ranks goes with one of "
                 f"{whole.numel() // self.group.size}, not of {part.numel()}"
             )
-
-
-def _message(name: str, tensors: Any) -> torch.Tensor:
-    """As a message: its shape is the business of sender and receiver, its size and type are compared."""
-    tensor = movable(require_dense(name, only(name, tensors)))
-    return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 
 # A forked child has no part in them.

@@ -396,8 +396,8 @@ class Group:
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Receiving:
-        """Receive into `tensor`, which must have the shape and type of what is sent; from any member if `rank` is
-        None. The result's `source` says from whom."""
+        """Receive into `tensor`, which must have the type and as many elements as what is sent; from any member if
+        `rank` is None. The result's `source` says from whom."""
         return self._messages.receive(tensor, rank, tag, async_op, self.timeout_s if timeout_s is None else timeout_s)
 
     # -- several operations as one -----------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Messages:
 
         def job(_: bool) -> None:
             with ending_group(self._health, operation), flat(tensor, writes=False) as data:
-                self._mailbox.send(data.view(tensor.shape), rank, tag, Deadline(timeout_s, operation))
+                self._mailbox.send(data, rank, tag, Deadline(timeout_s, operation))
 
         lane = self._lane(rank, operation)
         if async_op:
@@ -48,7 +48,7 @@ class Messages:
         operation = "recv from anybody" if rank is None else f"recv from {self._health.describe(rank)}"
         deadline = Deadline(timeout_s, operation)
         whole = flat(tensor)
-        data = whole.__enter__().view(tensor.shape)
+        data = whole.__enter__()  # sender and receiver compare type and number of elements, not shapes
         if async_op:
             return Receiving(operation, self._reception.post(data, rank, tag, deadline).future, whole)
         source = self._reception.receive(data, rank, tag, deadline)
