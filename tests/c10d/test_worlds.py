@@ -393,3 +393,29 @@ def regroup_after_mismatch(_: None, rank: int, where: str) -> tuple[float, float
 def test_all_regroup_where_nobody_died(crew: Crew) -> None:
     each(crew, regroup_after_mismatch, f"file://{worlds.new_file()}")
     assert crew.finish() == [(6.0, 3.0)] * 3
+
+
+def regroup_out_of_a_part(_: None, rank: int, where: str) -> tuple[float, int]:
+    """Rank 0 waits in a group that the dead one is not in."""
+    init(rank, where)
+    part = dist.new_group([0, 1])
+    total()
+    say("under way")
+    with pytest.raises(dist.DistBackendError):
+        if rank == 0:
+            dist.barrier(part)
+        else:
+            total()
+    paceline.c10d.regroup(timeout=timedelta(seconds=20))
+    found = total(), dist.get_world_size()
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def test_regroup_ends_the_groups_over_parts_of_the_world(crew: Crew) -> None:
+    each(crew, regroup_out_of_a_part, f"file://{worlds.new_file()}")
+    for rank in range(3):
+        crew.hear(rank)
+    crew.kill(2)
+    assert crew.finish([0, 1]) == [(3.0, 2)] * 2

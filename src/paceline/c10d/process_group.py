@@ -358,6 +358,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             )
 
 
+def open_groups() -> list[ProcessGroup]:
+    """Those of this process that were not shut down."""
+    return list(_open)
+
+
 # A forked child has no part in them.
 os.register_at_fork(after_in_child=_open.clear)
 
@@ -366,5 +371,5 @@ os.register_at_fork(after_in_child=_open.clear)
 def _leave_all() -> None:
     """A script that ends without `destroy_process_group` leaves in order all the same, so that nobody who does not need
     it takes it for dead."""
-    for process_group in list(_open):
+    for process_group in open_groups():
         process_group.shutdown()

@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import HashStore
 
 from paceline.c10d.errors import WrongCall, translated
 from paceline.c10d.options import Formed
-from paceline.c10d.process_group import NAME, ProcessGroup
+from paceline.c10d.process_group import NAME, ProcessGroup, open_groups
 from paceline.c10d.store import Store
 from paceline.collective import Group
 from paceline.errors import GroupAborted, PeerLost
@@ -47,6 +47,9 @@ def regroup(timeout: timedelta = DEFAULT_TIMEOUT) -> ProcessGroup:
     world = dist.group.WORLD
     if not isinstance(world, ProcessGroup):
         raise WrongCall("regroup needs a default group on the backend paceline; call init_process_group first")
+    # Who still waits in an operation of the old world comes too; the groups over parts of it first.
+    for old in [*(one for one in open_groups() if one is not world), world]:
+        old.group.abort("regroup was called")
     with translated():
         following = _form_again(world.group, Deadline(timeout.total_seconds(), "regroup"))
         try:
@@ -71,7 +74,6 @@ def regroup(timeout: timedelta = DEFAULT_TIMEOUT) -> ProcessGroup:
 
 def _form_again(group: Group, deadline: Deadline) -> Group:
     """Members that see different deaths first try in vain with different lists, until all have the same."""
-    group.abort("regroup was called")  # who is still in an operation of the old group comes too
     while True:
         deadline.check("the survivors to agree on who is left")
         with contextlib.suppress(PeerLost, GroupAborted):
