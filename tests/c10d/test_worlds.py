@@ -190,6 +190,33 @@ def test_an_aborted_world_can_be_destroyed_and_begin_again(crew: Crew) -> None:
     assert crew.finish() == [[6.0, 6.0, 6.0]] * 3
 
 
+def part_with_a_timeout(_: None, rank: int, where: str) -> str:
+    init(rank, where)
+    world = dist.group.WORLD
+    assert world is not None
+    world.set_timeout(timedelta(days=400))
+    with pytest.raises(ValueError):
+        world.set_timeout(timedelta(0))
+    told = ""
+    part = world.split_group([0, 1], timeout=timedelta(seconds=0.3))
+    if part is not None and rank == 0:
+        with pytest.raises(TimeoutError) as caught:
+            part.allreduce(torch.ones(1)).wait()
+        told = str(caught.value)
+    dist.barrier()
+    other = world.split_group([0, 1, 2])
+    assert other is not None
+    dist.destroy_process_group()
+    with pytest.raises(dist.DistBackendError):
+        other.barrier()
+    return told
+
+
+def test_a_part_has_its_own_timeout_and_ends_with_the_whole(crew: Crew) -> None:
+    each(crew, part_with_a_timeout, f"file://{worlds.new_file()}")
+    assert "waited 0.3 s" in crew.finish()[0]
+
+
 # -- what is wrong ---------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from paceline.c10d.errors import WrongCall
+from paceline.wire.deadline import MAX_SECONDS
 from paceline.wire.dtypes import NAMES
 
 _REDUCTIONS = (
@@ -49,9 +50,9 @@ def read(opts: Any, op: Any = None, root: int = 0, timeout: timedelta | None = N
     elif opts is not None and not hasattr(opts, "asyncOp"):
         opts, op = None, opts
     if opts is None:
-        return Call(_name_of(ReduceOp.SUM if op is None else op), root, _seconds(timeout), True)
+        return Call(_name_of(ReduceOp.SUM if op is None else op), root, seconds(timeout), True)
     name = _name_of(opts.reduceOp) if hasattr(opts, "reduceOp") else "sum"
-    return Call(name, getattr(opts, "rootRank", 0), _seconds(opts.timeout), opts.asyncOp)
+    return Call(name, getattr(opts, "rootRank", 0), seconds(opts.timeout), opts.asyncOp)
 
 
 def _name_of(op: Any) -> str:
@@ -61,8 +62,11 @@ def _name_of(op: Any) -> str:
     raise WrongCall(f"there is no {op} on CPU tensors; use one of SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR")
 
 
-def _seconds(timeout: timedelta | None) -> float | None:
-    return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+def seconds(timeout: timedelta | None) -> float | None:
+    """None where nothing, or no time, is given; more than can be counted is as good as for ever."""
+    if timeout is None or timeout <= timedelta(0):
+        return None
+    return min(timeout.total_seconds(), MAX_SECONDS)
 
 
 def only(name: str, tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

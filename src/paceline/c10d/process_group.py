@@ -28,6 +28,7 @@ from paceline.c10d.calling import Call, even_parts, movable, only, only_list, re
 from paceline.c10d.errors import WrongCall, translated
 from paceline.c10d.work import Tensors, Work
 from paceline.collective import Group, Handle
+from paceline.wire.deadline import MAX_SECONDS
 
 NAME = "paceline"
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
@@ -49,6 +50,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._group_name = group.name
         self._group_desc = ""
         self._num_operations = 0
+        self._split_off: list[ProcessGroup] = []
         _open.add(self)
 
     # -- what torch asks of any group --------------------------------------------------------------------------------
@@ -84,7 +86,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """It counts from 0 by itself."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self.group.timeout_s = timeout.total_seconds()
+        with translated():
+            self.group.set_timeout(min(timeout.total_seconds(), MAX_SECONDS))
 
     _set_default_timeout = set_timeout
 
@@ -97,7 +100,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """A group over these ranks of this one, by its connections, without the store; None on the other ranks."""
+        """A group over these ranks of this one, by its connections, without the store; None on the other ranks. Torch
+        does not know it: it is used by its own methods, and ends with this one at the latest."""
         if self.group.rank not in ranks:
             return None
         with translated():
@@ -108,17 +112,22 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         part.setGroupDesc(group_desc or "")
         if timeout is not None:
             part.set_timeout(timeout)
+        self._split_off.append(part)
         return part
 
     splitGroup = split_group
 
     def abort(self) -> None:
+        for part in self._split_off:
+            part.group.abort("the process group was aborted")
         self.group.abort("the process group was aborted")
         self.shutdown()
 
     def shutdown(self) -> None:
         """Leave in order; who still needs this rank gets `PeerLost`."""
         _open.discard(self)
+        while self._split_off:
+            self._split_off.pop().shutdown()
         self.group.close()
 
     # -- reductions --------------------------------------------------------------------------------------------------

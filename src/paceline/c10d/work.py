@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.c10d.calling import seconds
 from paceline.c10d.errors import translate, translated
 from paceline.collective import Handle
 
@@ -33,7 +34,7 @@ class Work(_Base):  # type: ignore[misc]
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         with translated():
-            self._handle.wait(timeout.total_seconds() or None)
+            self._handle.wait(seconds(timeout))
         return True
 
     def synchronize(self) -> None:

@@ -175,6 +175,11 @@ class Group:
         Thread(target=work, name="paceline-regroup", daemon=True).start()
         return future
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long operations called from now on may take."""
+        Deadline(timeout_s, f"operations of group {self.name}")  # refuses what is no time
+        self.timeout_s = self._sequencer.timeout_s = timeout_s
+
     # -- reductions --------------------------------------------------------------------------------------------------
 
     def all_reduce(

@@ -40,14 +40,14 @@ class Sequencer:
 
     def __init__(self, health: Health, *, timeout_s: float) -> None:
         self._health = health
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._number = 0
         self._lane = Lane(f"paceline-{health.name}")
         self._signatures: dict[tuple[Any, ...], tuple[Signature, bytes, str]] = {}
 
     def operate(self, key: Key | tuple[Any, ...], body: Body, async_op: bool, timeout_s: float | None) -> Handle:
         signature, encoded, name = self._signatures.get(key) or self._sign(Key(*key))
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
 
         def job(may_spin: bool) -> None:
             if self._health.failure is not None:
