@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.collective import Group, Handle
-from paceline.errors import GroupError, PeerLost
+from paceline.errors import DeadlineExceeded, GroupAborted, GroupError, PeerLost
 from paceline.testing.crew import Crew
 from paceline.wire.deadline import Deadline
 
@@ -108,3 +108,26 @@ def post_into_the_close(group: Group) -> None:
 def test_a_receive_posted_while_the_group_closes_is_told() -> None:
     with Crew(2) as crew:
         crew.run(post_into_the_close)
+
+
+def wait_for_the_rare(group: Group) -> None:
+    """A receive that nobody waits for may stand for longer than an operation may take."""
+    group.set_timeout(0.3)
+    if group.rank == 1:
+        group.barrier(timeout_s=10.0)
+        group.send(torch.ones(1), 0, tag=7)
+        with pytest.raises(GroupAborted, match="recv from"):
+            group.recv(torch.zeros(1), 0, timeout_s=10.0)
+        return
+    rare, never = (group.recv(torch.zeros(1), 1, tag=tag, async_op=True) for tag in (7, 8))
+    with pytest.raises(DeadlineExceeded, match=r"not complete after 0\.7 s"):
+        rare.wait(0.7)
+    group.barrier(timeout_s=10.0)
+    rare.wait()
+    with pytest.raises(DeadlineExceeded, match=r"waited 0.3 s for a message of .*\(rank 1\)"):
+        never.wait()
+
+
+def test_the_time_of_a_receive_begins_when_somebody_waits_for_it() -> None:
+    with Crew(2) as crew:
+        crew.run(wait_for_the_rare)

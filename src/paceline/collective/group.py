@@ -402,7 +402,7 @@ class Group:
         timeout_s: float | None = None,
     ) -> Receiving:
         """Receive into `tensor`, which must have the type and as many elements as what is sent; from any member if
-        `rank` is None. The result's `source` says from whom."""
+        `rank` is None. The result's `source` says from whom. With `async_op` its time counts from the first `wait`."""
         return self._messages.receive(tensor, rank, tag, async_op, self.timeout_s if timeout_s is None else timeout_s)
 
     # -- several operations as one -----------------------------------------------------------------------------------

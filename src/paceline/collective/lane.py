@@ -51,16 +51,29 @@ class Handle:
 
 
 class Receiving(Handle):
-    """A receive under way. `source` is who the message came from, when it is complete."""
+    """A receive under way. `source` is who the message came from, when it is complete. Its deadline counts from the
+    first `wait` without a `timeout_s`."""
 
-    __slots__ = ("_write_back", "source")
+    __slots__ = ("_await_now", "_write_back", "source")
 
-    def __init__(self, operation: str, future: Future[int], whole: flat | None = None) -> None:
+    def __init__(
+        self,
+        operation: str,
+        future: Future[int],
+        whole: flat | None = None,
+        await_now: Callable[[], None] | None = None,
+    ) -> None:
         arrived: Future[None] = Future()
         super().__init__(operation, arrived)
         self._write_back = whole
+        self._await_now = await_now
         self.source = -1
         future.add_done_callback(self._arrive)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if timeout_s is None and self._await_now is not None:
+            self._await_now()
+        super().wait(timeout_s)
 
     def _arrive(self, future: Future[int]) -> None:
         error = future.exception()

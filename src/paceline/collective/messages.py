@@ -46,12 +46,13 @@ class Messages:
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int, async_op: bool, timeout_s: float) -> Receiving:
         self._check(tensor, rank, tag, writes=True)
         operation = "recv from anybody" if rank is None else f"recv from {self._health.describe(rank)}"
-        deadline = Deadline(timeout_s, operation)
+        Deadline(timeout_s, operation)  # as above
         whole = flat(tensor)
         data = whole.__enter__()  # sender and receiver compare type and number of elements, not shapes
         if async_op:
-            return Receiving(operation, self._reception.post(data, rank, tag, deadline).future, whole)
-        source = self._reception.receive(data, rank, tag, deadline)
+            receipt = self._reception.post(data, rank, tag, operation, timeout_s)
+            return Receiving(operation, receipt.future, whole, lambda: self._reception.await_now(receipt))
+        source = self._reception.receive(data, rank, tag, operation, timeout_s)
         whole.__exit__(None)
         return received(source)
 

@@ -5,6 +5,7 @@ from different senders, wait for nobody. One thread at a time *drives*: it polls
 and reads what comes, for whomever it is. That is the caller's own thread if it waits and nobody drives already, else
 one of the group's that exists from the first receive on which nobody waited.
 
+A receive has no deadline before somebody waits for it; then its end, like that of any operation, ends the group.
 A message under way is read to its end before the next one of any sender.
 """
 
@@ -22,21 +23,23 @@ from paceline.collective.health import Health
 from paceline.collective.mailbox import Inbox, Mailbox
 from paceline.collective.sequencer import end_group
 from paceline.errors import ConnectionLost, DeadlineExceeded, GroupError
-from paceline.wire.deadline import Deadline
+from paceline.wire.deadline import MAX_SECONDS, Deadline
 from paceline.wire.descriptors import eventfd
 from paceline.wire.waiting import READ
 
 
 class Receipt:
-    """A receive that was posted; `source` is None for any sender, and who it was afterwards."""
+    """A receive that was posted; `source` is None for any sender. It may take `limit_s` from when somebody waits for
+    it, and so may a message for it from its first byte."""
 
-    __slots__ = ("deadline", "future", "source", "tag", "tensor")
+    __slots__ = ("deadline", "future", "limit_s", "source", "tag", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, source: int | None, tag: int, deadline: Deadline) -> None:
+    def __init__(self, tensor: torch.Tensor, source: int | None, tag: int, deadline: Deadline, limit_s: float) -> None:
         self.tensor = tensor
         self.source = source
         self.tag = tag
         self.deadline = deadline
+        self.limit_s = limit_s
         self.future: Future[int] = Future()
 
 
@@ -54,15 +57,22 @@ class Reception:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def post(self, tensor: torch.Tensor, source: int | None, tag: int, deadline: Deadline) -> Receipt:
-        """Receive in the background, into a flat tensor."""
-        receipt = self._add(tensor, source, tag, deadline)
+    def post(self, tensor: torch.Tensor, source: int | None, tag: int, operation: str, limit_s: float) -> Receipt:
+        """Receive in the background, into a flat tensor. There is no hurry before `await_now`."""
+        receipt = self._add(Receipt(tensor, source, tag, Deadline(MAX_SECONDS, operation), limit_s))
         self._call_thread()
         return receipt
 
-    def receive(self, tensor: torch.Tensor, source: int | None, tag: int, deadline: Deadline) -> int:
+    def await_now(self, receipt: Receipt) -> None:
+        """Somebody waits for it: its time begins."""
+        with self._guard:
+            if receipt in self._posted and receipt.deadline.seconds > receipt.limit_s:
+                receipt.deadline = Deadline(receipt.limit_s, receipt.deadline.operation)
+                os.eventfd_write(self._wake.fileno(), 1)
+
+    def receive(self, tensor: torch.Tensor, source: int | None, tag: int, operation: str, limit_s: float) -> int:
         """Receive now; who it came from."""
-        receipt = self._add(tensor, source, tag, deadline)
+        receipt = self._add(Receipt(tensor, source, tag, Deadline(limit_s, operation), limit_s))
         if self._driving.acquire(blocking=False):
             try:
                 self._drive(receipt)
@@ -74,11 +84,10 @@ class Reception:
                     self._call_thread()
         return receipt.future.result()
 
-    def _add(self, tensor: torch.Tensor, source: int | None, tag: int, deadline: Deadline) -> Receipt:
-        receipt = Receipt(tensor, source, tag, deadline)
+    def _add(self, receipt: Receipt) -> Receipt:
         with self._guard:
             if self._health.failure is not None or self._closed:
-                raise self._health.error(deadline.operation)
+                raise self._health.error(receipt.deadline.operation)
             self._posted.append(receipt)
             os.eventfd_write(self._wake.fileno(), 1)
         return receipt
@@ -112,7 +121,7 @@ class Reception:
                 # Tensors of inference mode can be changed only in it, on whichever thread.
                 with torch.inference_mode(any(receipt.tensor.is_inference() for receipt in wanted)):
                     if not self._take_asides(wanted):
-                        self._read_some(wanted, first.deadline)
+                        self._read_some(wanted, first)
             except BaseException as error:
                 self._fail_all(first, error)
                 return
@@ -125,8 +134,9 @@ class Reception:
                     return True
         return False
 
-    def _read_some(self, wanted: list[Receipt], deadline: Deadline) -> None:
-        """Wait for something to come from somebody wanted, and read it."""
+    def _read_some(self, wanted: list[Receipt], first: Receipt) -> None:
+        """Wait for something to come from somebody wanted, and read it, before the time of the `first` is up."""
+        deadline = first.deadline
         named = {receipt.source for receipt in wanted if receipt.source is not None}
         ranks = self._others if any(receipt.source is None for receipt in wanted) else sorted(named)
         # Before the inboxes: what they hold afterwards is all that those who left have sent.
@@ -140,6 +150,8 @@ class Reception:
             raise self._health.gone(min(missed), "left the group", deadline.operation)
         ready = {rank for rank, inbox in inboxes.items() if inbox.has_more()}
         if ready:
+            if deadline.remaining_s() > first.limit_s:
+                deadline = Deadline(first.limit_s, deadline.operation)
             for rank in sorted(ready):
                 self._read(rank, inboxes[rank], rank in named, deadline)
             return
