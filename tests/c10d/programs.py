@@ -309,6 +309,37 @@ def one_behind_the_other(group: ProcessGroup) -> None:
     assert tensor[0] == float(group.size()) ** 50
 
 
+def callbacks_that_wait(group: ProcessGroup) -> None:
+    """As a hook of DDP that reduces twice, and a listener that answers."""
+    rank, size = group.rank(), group.size()
+    following, previous = (dist.get_global_rank(group, (rank + step) % size) for step in (1, -1))
+
+    def reduce_again(future: torch.futures.Future[Any]) -> torch.Tensor:
+        total = future.value()[0]
+        dist.all_reduce(total, group=group, async_op=True).get_future().wait()
+        dist.all_reduce(total, group=group)
+        return total
+
+    def receive_again(_: torch.futures.Future[Any]) -> torch.Tensor:
+        posted(second := torch.zeros(1), previous, group=group, tag=2).wait()
+        return second
+
+    heard = posted(torch.zeros(1), previous, group=group, tag=1).get_future().then(receive_again)
+    work: Any = None
+    if rank == 0:  # the others come later: here the callback is called by whom it must not hold up
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().then(reduce_again)
+    for tag in (1, 2):
+        sent(torch.full((1,), float(tag)), following, group=group, tag=tag).wait()
+    assert float(heard.wait()) == 2.0
+    if rank:
+        posted(torch.zeros(1), dist.get_global_rank(group, 0), group=group, tag=3).wait()
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().then(reduce_again)
+    else:
+        for other in range(1, size):
+            sent(torch.zeros(1), dist.get_global_rank(group, other), group=group, tag=3).wait()
+    assert work.wait().tolist() == [float(size) ** 3] * 3
+
+
 def split(group: ProcessGroup) -> None:
     """Torch's own `split_group` asks for an accelerator; the method works without."""
     ranks = [group.size() - 1, 0]
@@ -346,6 +377,7 @@ BEYOND_GLOO = [
     other_types,
     inference_mode,
     one_behind_the_other,
+    callbacks_that_wait,
     split,
     wrong_calls,
 ]

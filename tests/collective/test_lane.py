@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from paceline.collective.lane import Lane
+from paceline.collective.lane import Handle, Lane
 
 
 @pytest.fixture
@@ -37,3 +37,21 @@ def test_only_a_caller_that_waits_may_spin(order: list[str]) -> None:
     lane.submit("queued", lambda _: lane.run("inside", lambda spins: order.append(f"inside {spins}"))).wait()
     lane.close()
     assert order == ["waiting True", "inside False"]
+
+
+@pytest.mark.timeout(20)
+def test_a_callback_that_waits_for_its_own_thread_is_told(order: list[str]) -> None:
+    lane = Lane("paceline-test")
+    begun, told = threading.Event(), threading.Event()
+
+    def wait_for_another(_: Handle) -> None:
+        with pytest.raises(RuntimeError, match="second: waited for by the thread that must do it"):
+            lane.submit("second", lambda _: order.append("second")).wait()
+        order.append("told")
+        told.set()
+
+    lane.submit("first", lambda _: order.append(f"first {begun.wait()}")).add_done_callback(wait_for_another)
+    begun.set()
+    assert told.wait(10.0)
+    lane.close()
+    assert order == ["first True", "told", "second"]

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from paceline.c10d import calling, moves
+from paceline.c10d import callbacks, calling, moves
 from paceline.c10d.calling import Call, even_parts, movable, only, only_list, require_dense, split_rows
 from paceline.c10d.errors import WrongCall, translated
 from paceline.c10d.work import Tensors, Work
@@ -31,6 +31,7 @@ from paceline.collective import Group, Handle
 from paceline.wire.deadline import MAX_SECONDS
 
 NAME = "paceline"
+LAST_CALLBACKS_S = 5.0
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 # Its stubs have an overload for each form of a call, and nothing of what C++ calls by name.
 _Base: Any = dist.ProcessGroup
@@ -382,3 +383,4 @@ def _leave_all() -> None:
     it takes it for dead."""
     for process_group in open_groups():
         process_group.shutdown()
+    callbacks.wait_all(LAST_CALLBACKS_S)

@@ -1,9 +1,9 @@
 """An operation under way, as torch sees it: `Work` and its future.
 
-`wait` blocks its caller; the future is completed by the thread that did the operation, and so are callbacks on it. A
-failure reaches who waits as an error of `paceline.c10d.errors`. C++ (DDP's reducer) only sees the future; for it a
-failure must be one of the future itself, and the only way to that from Python is a callback that raises, so every
-future is the child of one that is set when the operation ends.
+`wait` blocks its caller. The future is completed, and callbacks on it called, by a thread that is there for nothing
+else, so they may wait for further operations. A failure reaches who waits as an error of `paceline.c10d.errors`. C++
+(DDP's reducer) only sees the future; for it a failure must be one of the future itself, and the only way to that from
+Python is a callback that raises, so every future is the child of one that is set when the operation ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.c10d import callbacks
 from paceline.c10d.calling import seconds
 from paceline.c10d.errors import translate, translated
 from paceline.collective import Handle
@@ -44,7 +45,10 @@ class Work(_Base):  # type: ignore[misc]
         if self._future is None:
             ended: torch.futures.Future[None] = torch.futures.Future()
             self._future = ended.then(self._deliver)
-            self._handle.add_done_callback(lambda _: ended.set_result(None))
+            if self._handle.done():
+                ended.set_result(None)
+            else:
+                self._handle.add_done_callback(lambda _: callbacks.run(lambda: ended.set_result(None)))
         return self._future
 
     def _deliver(self, _: object) -> Tensors:

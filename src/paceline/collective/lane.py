@@ -22,14 +22,20 @@ Job = Callable[[bool], None]
 class Handle:
     """An operation under way. Its tensors belong to it until `wait` returned."""
 
-    __slots__ = ("_future", "_operation")
+    __slots__ = ("_future", "_is_mine", "_operation")
 
-    def __init__(self, operation: str, future: Future[None]) -> None:
+    def __init__(self, operation: str, future: Future[None], is_mine: Callable[[], bool] | None = None) -> None:
         self._operation = operation
         self._future = future
+        self._is_mine = is_mine  # whether the current thread is the one that must do it
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when the operation is complete, or raise what it raised. The operation has a deadline of its own."""
+        if not self._future.done() and self._is_mine is not None and self._is_mine():
+            raise RuntimeError(
+                f"{self._operation}: waited for by the thread that must do it, which would wait for ever; in a "
+                "callback, or in another operation, leave the waiting to another thread"
+            )
         try:
             self._future.result(timeout_s)
         except TimeoutError as error:
@@ -62,9 +68,10 @@ class Receiving(Handle):
         future: Future[int],
         whole: flat | None = None,
         await_now: Callable[[], None] | None = None,
+        is_mine: Callable[[], bool] | None = None,
     ) -> None:
         arrived: Future[None] = Future()
-        super().__init__(operation, arrived)
+        super().__init__(operation, arrived, is_mine)
         self._write_back = whole
         self._await_now = await_now
         self.source = -1
@@ -143,7 +150,10 @@ class Lane:
                 self._thread.start()
             # Which tensors may be changed is a matter of the caller's thread.
             self._queue.put((job, future, torch.is_inference_mode_enabled()))
-        return Handle(operation, future)
+        return Handle(operation, future, self._is_mine)
+
+    def _is_mine(self) -> bool:
+        return threading.current_thread() in (self._thread, self._at_work)
 
     def _work(self) -> None:
         while (entry := self._queue.get()) is not None:

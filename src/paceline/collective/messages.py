@@ -51,7 +51,10 @@ class Messages:
         data = whole.__enter__()  # sender and receiver compare type and number of elements, not shapes
         if async_op:
             receipt = self._reception.post(data, rank, tag, operation, timeout_s)
-            return Receiving(operation, receipt.future, whole, lambda: self._reception.await_now(receipt))
+            reception = self._reception
+            return Receiving(
+                operation, receipt.future, whole, lambda: reception.await_now(receipt), reception.drives_here
+            )
         source = self._reception.receive(data, rank, tag, operation, timeout_s)
         whole.__exit__(None)
         return received(source)

@@ -55,6 +55,7 @@ class Reception:
         self._wake = eventfd()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._driver: threading.Thread | None = None
         self._closed = False
 
     def post(self, tensor: torch.Tensor, source: int | None, tag: int, operation: str, limit_s: float) -> Receipt:
@@ -107,8 +108,19 @@ class Reception:
             with self._driving:
                 self._drive(None)
 
+    def drives_here(self) -> bool:
+        """Whether the current thread is the one that reads for all."""
+        return self._driver is threading.current_thread()
+
     def _drive(self, until: Receipt | None) -> None:
-        """Read messages until one receive is done, or all are."""
+        """Read messages until one receive is done, or all are; by who holds `_driving`."""
+        self._driver = threading.current_thread()
+        try:
+            self._read_until(until)
+        finally:
+            self._driver = None
+
+    def _read_until(self, until: Receipt | None) -> None:
         while True:
             with self._guard:
                 wanted = list(self._posted)
