@@ -356,6 +356,10 @@ def split(group: ProcessGroup) -> None:
 def wrong_calls(group: ProcessGroup) -> None:
     """Refused before anything is sent: the group goes on."""
     size = group.size()
+
+    def whole(num: int) -> torch.Tensor:
+        return torch.ones(num, dtype=torch.int64)
+
     wrong: list[Callable[[], Any]] = [
         lambda: dist.all_reduce(torch.ones(2), ReduceOp.BAND, group=group),
         lambda: dist.all_gather([torch.ones(2)] * (size + 1), torch.ones(2), group=group),
@@ -363,11 +367,21 @@ def wrong_calls(group: ProcessGroup) -> None:
         lambda: dist.all_to_all_single(torch.ones(size * 2), torch.ones(size * 2), [1] * size, group=group),
         lambda: dist.broadcast(torch.eye(2).to_sparse(), 0, group=group),
         lambda: group.allreduce([torch.ones(1), torch.ones(1)]),
+        lambda: dist.reduce_scatter_tensor(whole(1), whole(size), ReduceOp.AVG, group=group),
+        lambda: dist.reduce_scatter_tensor(torch.ones(1), torch.ones(size), ReduceOp.BAND, group=group),
+        lambda: dist.reduce_scatter_tensor(torch.ones(1).expand(2), torch.ones(size * 2), group=group),
+        lambda: dist.all_reduce_coalesced([torch.ones(2), torch.ones(1)], ReduceOp.BAND, group=group),
+        lambda: dist.all_to_all_single(whole(size), torch.ones(size), group=group),
+        lambda: dist.all_to_all_single(
+            torch.ones(size, 2), torch.ones(size), [1] * size, [1] * size, group=group
+        ),
+        lambda: dist.all_gather_into_tensor(torch.ones(1).expand(size), torch.ones(1), group=group),
+        lambda: group.allgather_coalesced([[torch.ones(1)]] * size, [torch.ones(2)]),
     ]
     for call in wrong:
         with pytest.raises(ValueError):
             call()
-    dist.barrier(group)
+        dist.barrier(group)
 
 
 BEYOND_GLOO = [

@@ -314,6 +314,20 @@ def test_tensors_that_do_not_fit_are_named_on_all_ranks(crew: Crew) -> None:
         assert "float32[4]" in text
 
 
+def differ_in_sparse(_: None, rank: int, where: str) -> str:
+    init(rank, where)
+    with pytest.raises(errors.Mismatch) as caught:
+        dist.all_reduce(torch.eye(3 + rank // 2).to_sparse())
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_sparse_tensors_that_do_not_fit_are_named_on_all_ranks(crew: Crew) -> None:
+    each(crew, differ_in_sparse, f"file://{worlds.new_file()}")
+    for told in crew.finish():
+        assert "rank 2 has [4, 4] where rank 0 has [3, 3]" in told
+
+
 def test_a_timeout_names_who_was_waited_for(crew: Crew) -> None:
     each(crew, wait_but_stay, f"file://{worlds.new_file()}")
     told = crew.finish()[0]

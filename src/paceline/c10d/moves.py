@@ -66,9 +66,10 @@ def all_reduce_sparse(group: Group, tensor: torch.Tensor, timeout_s: float | Non
     first = shape.clone()
     group.broadcast(first, 0, timeout_s=timeout_s)
     if not torch.equal(shape, first):
-        raise ValueError(
-            f"all_reduce of sparse tensors: {list(mine.shape)} here where rank 0 has {first[1:].tolist()}; "
-            "all ranks must give the same shape"
+        raise group.mismatch(
+            "all_reduce of sparse tensors",
+            f"rank {group.rank} has {list(mine.shape)} where rank 0 has {first[1:].tolist()}; all ranks must give the "
+            "same shape, with as many sparse dimensions",
         )
     counts = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size)]
     group.all_gather(counts, torch.tensor([mine._nnz()]), timeout_s=timeout_s)

@@ -28,6 +28,8 @@ from paceline.c10d.calling import Call, even_parts, movable, only, only_list, re
 from paceline.c10d.errors import WrongCall, translated
 from paceline.c10d.work import Tensors, Work
 from paceline.collective import Group, Handle
+from paceline.collective.arguments import check_same, check_tensor
+from paceline.collective.reductions import find
 from paceline.wire.deadline import MAX_SECONDS
 
 NAME = "paceline"
@@ -138,6 +140,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         if tensor.layout is torch.sparse_coo:
             if call.op != "sum":
                 raise WrongCall(f"all_reduce of sparse tensors adds them up; there is no {call.op!r} for them")
+            with translated():
+                find("sum", tensor.dtype)
             return self._together(
                 "all_reduce", [tensor], call, lambda: moves.all_reduce_sparse(self.group, tensor, call.timeout_s)
             )
@@ -147,8 +151,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         call = calling.read(opts)
-        for tensor in tensors:
-            require_dense("all_reduce_coalesced", tensor)
+        with translated():
+            for tensor in tensors:
+                check_tensor("tensor", require_dense("all_reduce_coalesced", tensor))
+                find(call.op, tensor.dtype)
         return self._together(
             "all_reduce_coalesced",
             tensors,
@@ -184,8 +190,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Work:
         call, name = calling.read(opts), "reduce_scatter_tensor"
-        for output, tensor in zip(outputs, inputs, strict=True):
-            self._check_parts(name, tensor, output)
+        with translated():
+            for output, tensor in zip(outputs, inputs, strict=True):
+                self._check_parts(name, tensor, output)
+                _check_memory([output], [tensor])
+                find(call.op, output.dtype)
 
         def job() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
@@ -224,8 +233,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             if len(parts) != len(inputs):
                 raise WrongCall(f"{name}: {len(inputs)} tensors on this rank, room for {len(parts)} of another")
         of_each = [[parts[index] for parts in outputs] for index in range(len(inputs))]
-        for parts, tensor in zip(of_each, inputs, strict=True):
-            self._check_list(name, parts, tensor)
+        with translated():
+            for parts, tensor in zip(of_each, inputs, strict=True):
+                self._check_list(name, parts, tensor)
+                _check_memory(parts, [tensor])
+                check_same("outputs[rank]", movable(parts[self.group.rank]), "input", movable(tensor))
 
         def job() -> None:
             for parts, tensor in zip(of_each, inputs, strict=True):
@@ -242,8 +254,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Work:
         call, name = calling.read(opts), "all_gather_into_tensor"
-        for output, tensor in zip(outputs, inputs, strict=True):
-            self._check_parts(name, output, tensor)
+        with translated():
+            for output, tensor in zip(outputs, inputs, strict=True):
+                self._check_parts(name, output, tensor)
+                _check_memory([output], [tensor])
 
         def job() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
@@ -305,6 +319,15 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         call, name = calling.read(opts, timeout=timeout), "all_to_all_single"
         arriving = split_rows(f"{name}, output", output, output_splits, self.group.size)
         leaving = split_rows(f"{name}, input", tensor, input_splits, self.group.size)
+        if require_dense(name, output).dtype != require_dense(name, tensor).dtype:
+            raise WrongCall(f"{name}: tensors of {output.dtype} and {tensor.dtype}; both must be of one type")
+        rank = self.group.rank
+        if arriving[rank] != leaving[rank]:
+            raise WrongCall(
+                f"{name}: rank {rank} keeps {leaving[rank]} elements of its own but has room for {arriving[rank]}"
+            )
+        with translated():
+            _check_memory([output], [tensor])
         return self._together(
             name,
             [output],
@@ -366,6 +389,14 @@ class ProcessGroup(_Base):  # type: ignore[misc]
                 f"{name}: a tensor of {whole.numel()} elements for {self.group.size} ranks goes with one of "
                 f"{whole.numel() // self.group.size}, not of {part.numel()}"
             )
+
+
+def _check_memory(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> None:
+    """Before several operations as one, which would find out after the first of them."""
+    for tensor in written:
+        check_tensor("output", movable(tensor))
+    for tensor in read:
+        check_tensor("input", movable(tensor), writes=False)
 
 
 def open_groups() -> list[ProcessGroup]:

@@ -43,6 +43,7 @@ from paceline.collective.probe import probe
 from paceline.collective.reductions import Reduction, find
 from paceline.collective.sequencer import Key, Sequencer
 from paceline.collective.shared import SharedPath
+from paceline.errors import GroupError
 from paceline.wire.card import Card
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import name_of
@@ -410,6 +411,12 @@ class Group:
     def together(self, name: str, job: Callable[[], None], *, async_op: bool = False) -> Handle:
         """Do `job`, which calls operations of this group that wait, with none of another thread between them."""
         return self._sequencer.together(name, job, async_op)
+
+    def mismatch(self, operation: str, text: str) -> GroupError:
+        """End the group because what members gave does not fit together, as a job of `together` found out; what to
+        raise, and what the others get."""
+        self._health.fail("mismatch", text, self.rank)
+        return self._health.error(operation)
 
     # -- memory, the end ---------------------------------------------------------------------------------------------
 
