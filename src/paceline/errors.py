@@ -21,7 +21,8 @@ Floors above have their own, beside their code, all of them under `PacelineError
     data         LoaderError
     checkpoint   CheckpointError: CorruptCheckpoint, DiskFull
     strategy     StrategyError: Disagreement, Diverged
-    c10d         PeerLost, Mismatch, Aborted, TimedOut, WrongCall, StoreFailed, Unreachable, each one of torch's too
+    c10d         PeerLost, Mismatch, Aborted, TimedOut, WrongCall, OutOfMemory, StoreFailed, Unreachable, each one
+                 of torch's too
     engine       EngineError, RunRefused, LaunchFailed
     train        TrainingError: NonFiniteGradient, Refused, Evicted, Orphaned, RunFailed
     testing, cli NetlabError, BenchError

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline.c10d
 from paceline import errors
 from paceline.c10d import process_group
+from paceline.c10d.calling import movable
+from paceline.c10d.errors import translate
+from paceline.c10d.options import listening_address
 from paceline.c10d.store import Store
 from paceline.store import StoreInvitation, StoreServer
 from paceline.testing import netlab
@@ -326,6 +330,22 @@ def test_sparse_tensors_that_do_not_fit_are_named_on_all_ranks(crew: Crew) -> No
     each(crew, differ_in_sparse, f"file://{worlds.new_file()}")
     for told in crew.finish():
         assert "rank 2 has [4, 4] where rank 0 has [3, 3]" in told
+
+
+def test_errors_arrive_as_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = translate(errors.OutOfSharedMemory("no room"))
+    assert isinstance(told, dist.DistBackendError)
+    assert isinstance(told, MemoryError)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror("no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    far: Any = SimpleNamespace(host="far.example", port=1)
+    with pytest.raises(dist.DistNetworkError, match="far.example:1 cannot be found: no such host"):
+        listening_address(paceline.c10d.Options(), far)
+    with pytest.raises(dist.DistBackendError, match="complex32"):
+        movable(torch.zeros(2, dtype=torch.complex32).conj())
 
 
 def test_a_timeout_names_who_was_waited_for(crew: Crew) -> None:

@@ -9,7 +9,16 @@ docs/torch.md, and ARCHITECTURE.md, "torch.distributed".
 
 from __future__ import annotations
 
-from paceline.c10d.errors import Aborted, Mismatch, PeerLost, StoreFailed, TimedOut, Unreachable, WrongCall
+from paceline.c10d.errors import (
+    Aborted,
+    Mismatch,
+    OutOfMemory,
+    PeerLost,
+    StoreFailed,
+    TimedOut,
+    Unreachable,
+    WrongCall,
+)
 from paceline.c10d.options import Options
 from paceline.c10d.process_group import ProcessGroup
 from paceline.c10d.registering import register
@@ -19,6 +28,7 @@ __all__ = [
     "Aborted",
     "Mismatch",
     "Options",
+    "OutOfMemory",
     "PeerLost",
     "ProcessGroup",
     "StoreFailed",

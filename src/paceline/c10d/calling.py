@@ -90,7 +90,12 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a view of its bytes if its type is one that is only moved and never reduced."""
     if tensor.dtype in NAMES or tensor.layout is not torch.strided:
         return tensor
-    return tensor.view(_SAME_BYTES[tensor.dtype.itemsize])
+    try:
+        return tensor.view(_SAME_BYTES[tensor.dtype.itemsize])
+    except (KeyError, RuntimeError) as error:
+        raise WrongCall(
+            f"a tensor of {tensor.dtype} cannot be moved as bytes: {error}; clone() it, or convert it"
+        ) from error
 
 
 def require_dense(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@
     ├── PeerLost        also paceline.errors.PeerLost: `member`, `rank`, `died`
     ├── Mismatch        also paceline.errors.Mismatch
     ├── Aborted         also paceline.errors.GroupAborted, GroupClosed
+    ├── OutOfMemory     also paceline.errors.OutOfSharedMemory, MemoryError
     ├── TimedOut        also paceline.errors.DeadlineExceeded, TimeoutError
     └── WrongCall       also ValueError, TypeError: an argument; nothing was sent
     torch.distributed.DistStoreError
@@ -41,6 +42,10 @@ class TimedOut(errors.DeadlineExceeded, dist.DistBackendError):
     pass
 
 
+class OutOfMemory(errors.OutOfSharedMemory, dist.DistBackendError):
+    pass
+
+
 class WrongCall(ValueError, TypeError, dist.DistBackendError):
     pass
 
@@ -65,6 +70,8 @@ def translate(error: BaseException) -> BaseException:
         return Aborted(str(error))
     if isinstance(error, errors.DeadlineExceeded):
         return TimedOut(f"{error} (the timeout of this group or call)")
+    if isinstance(error, errors.OutOfSharedMemory):
+        return OutOfMemory(str(error))
     if isinstance(error, errors.WireError):
         return Unreachable(str(error))
     if isinstance(error, ValueError | TypeError):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from paceline.c10d.errors import Unreachable
 from paceline.collective import Group
 from paceline.wire.dialing import is_loopback
 
@@ -49,7 +50,13 @@ def _address_towards(store: Store) -> str:
     host, port = getattr(inner, "host", None), getattr(inner, "port", None)
     if not host or not port or is_loopback(str(host)):
         return LOOPBACK
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))  # sends nothing: it only asks for the way there
-        return str(probe.getsockname()[0])
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))  # sends nothing: it only asks for the way there
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise Unreachable(
+            f"the way to the store at {host}:{port} cannot be found: {error}; say on which address this process is "
+            "reached, with pg_options=paceline.c10d.Options(host=ADDRESS)"
+        ) from error
