@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import worlds
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.c10d
@@ -25,6 +26,7 @@ from paceline.c10d import process_group
 from paceline.c10d.calling import movable
 from paceline.c10d.errors import translate
 from paceline.c10d.options import listening_address
+from paceline.c10d.rendezvous import _Board
 from paceline.c10d.store import Store
 from paceline.store import StoreInvitation, StoreServer
 from paceline.testing import netlab
@@ -100,8 +102,17 @@ def set_master(_: None, port: int) -> None:
 
 def begin_with_store(_: None, rank: int, invitation: StoreInvitation) -> list[float]:
     store, found = Store(invitation), []
-    for _again in range(2):  # the same store again: the next round
+    if rank:  # a try that fails does not count
+        with pytest.raises(dist.DistStoreError, match=r"ranks \[0.* did not come"):
+            dist.init_process_group(
+                "paceline", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=0.5)
+            )
+        say("failed")
+    for ranks in ([0, 2], [1, 2]):  # the same store again: the next round, and other groups by the same name
         dist.init_process_group("paceline", store=store, rank=rank, world_size=3, timeout=worlds.TIMEOUT)
+        part = dist.new_group(ranks)
+        if rank in ranks:
+            dist.barrier(part)
         found.append(total())
         dist.destroy_process_group()
     store.close()
@@ -110,8 +121,30 @@ def begin_with_store(_: None, rank: int, invitation: StoreInvitation) -> list[fl
 
 def test_a_given_store_serves_one_world_after_the_other(crew: Crew) -> None:
     with StoreServer() as server:
-        each(crew, begin_with_store, server.invitation)
+        for rank in (1, 2):
+            crew.start(begin_with_store, rank, server.invitation, ranks=[rank])
+        for rank in (1, 2):
+            assert crew.hear(rank) == "failed"
+        crew.start(begin_with_store, 0, server.invitation, ranks=[0])
         assert crew.finish() == [[6.0, 6.0]] * 3
+
+
+def test_who_comes_again_after_a_try_that_failed_is_let_in() -> None:
+    """Rank 0 has seen what the failed try left, and sealed the secret for a key that nobody has any more."""
+    store = HashStore()
+    failed = _Board(store, 1, 2, Deadline(0.05, "the first try"))
+    with pytest.raises(dist.DistStoreError):
+        failed.sit_down()
+    failed.stand_up()
+    first, second = (_Board(store, rank, 2, Deadline(10.0, "the second try")) for rank in (0, 1))
+    first.sit_down()
+    secret = first.agree_on_secret()
+    with ThreadPoolExecutor(1) as pool:
+        exchanged = pool.submit(first.exchange, "card", "zero", str)
+        second.sit_down()
+        assert second.agree_on_secret() == secret
+        assert second.exchange("card", "one", str) == ["zero", "one"]
+        assert exchanged.result() == ["zero", "one"]
 
 
 def test_our_store_is_one_of_torchs() -> None:

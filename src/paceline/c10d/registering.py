@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import distributed_c10d
 
 from paceline.c10d import rendezvous
 from paceline.c10d.errors import WrongCall, translated
@@ -18,9 +23,9 @@ def create(given: Any, options: Any) -> ProcessGroup:
         return ProcessGroup(options.group, given.store)
     if options is not None and not isinstance(options, Options):
         raise WrongCall(f"pg_options={options!r}: give a paceline.c10d.Options, or leave it out")
-    with translated():
+    with translated(), _counting_no_failure():
         group = rendezvous.form(
-            given.store,
+            _keys_of_this_world(given.store),
             given.group_rank,
             given.group_size,
             name=str(given.group_id),
@@ -28,6 +33,27 @@ def create(given: Any, options: Any) -> ProcessGroup:
             options=options or Options(),
         )
     return ProcessGroup(group, given.store)
+
+
+@contextlib.contextmanager
+def _counting_no_failure() -> Iterator[None]:
+    """Torch names a default group after the number of tries; one that failed here may have been none elsewhere."""
+    try:
+        yield
+    except BaseException:
+        if dist.group.WORLD is None:
+            distributed_c10d._world.group_count -= 1
+        raise
+
+
+def _keys_of_this_world(store: Store) -> Store:
+    """Torch counts groups from 0 in every world: on a store that has seen one before, the same name may be that of
+    other ranks. Members of one world know each other by names that were drawn when it formed."""
+    world = dist.group.WORLD
+    if not isinstance(world, ProcessGroup):
+        return store
+    members = ",".join(card.member for card in world.group.cards)
+    return PrefixStore(f"world {hashlib.sha256(members.encode()).hexdigest()[:16]}", store)
 
 
 def register() -> None:

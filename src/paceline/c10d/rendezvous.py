@@ -1,13 +1,15 @@
 """How processes that share a c10d store become a group.
 
-    each     seat/RANK          counts how often this rank has come to this store: the round
-    each     ROUND/here/RANK    who it is, how many it expects, its public key
-    rank 0   ROUND/secret/RANK  the group's secret, sealed for that rank
-    each     ROUND/card/RANK    where it is reached
+    each     seat/RANK                  counts the groups that this rank had by this store: the round
+    each     ROUND/here/RANK            who it is, how many it expects, its public key
+    rank 0   ROUND/secret/KEY           the group's secret, sealed for the owner of that key
+    each     ROUND/card/SESSION/RANK    where it is reached; the session is told by the secret
     then all form the group over their own connections; the store is not needed any more
 
-A second group over the same keys, after the first was destroyed, is the next round on all ranks. The same round on one
-rank by two processes is a mistake: the later of them is told, the earlier one goes on.
+A second group over the same keys, after the first was destroyed, is the next round on all ranks. A try that failed does
+not count: the rank comes again to the same round, with another key, for which rank 0 seals the secret again. The same
+round on one rank by two processes is a mistake: the later of them is told, the earlier one goes on. Groups other than
+the default one have keys of their own in each world (`registering`), because the next world may make others.
 
 Failure: `StoreFailed` names the ranks that did not come, or says that the store is gone; `WrongCall` says which two
 ranks disagree about the world's size, or which process has the rank already.
@@ -16,6 +18,7 @@ ranks disagree about the world's size, or which process has the rank already.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import socket
@@ -39,6 +42,7 @@ from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
 Body = TypeVar("Body")
+TURN_S = 0.5  # after which rank 0 looks whether somebody has come anew
 _tokens: dict[int, str] = {}
 
 
@@ -47,6 +51,13 @@ class _Here(msgspec.Struct, frozen=True):
     place: str
     size: int
     public: bytes
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    """A secret, and the public key of who sealed it."""
+
+    public: bytes
+    secret: bytes
 
 
 def _this_process() -> str:
@@ -64,17 +75,21 @@ def form(store: Store, rank: int, size: int, *, name: str, timeout_s: float, opt
         endpoint = Endpoint(Credentials(identity, secrets.token_bytes(32), "worker"), host=LOOPBACK)
         return _form(endpoint, [Card.of(endpoint)], 0, name, deadline)
     board = _Board(store, rank, size, deadline)
-    board.sit_down()
-    secret = board.agree_on_secret()
-    host, tls = listening_address(options, store)
-    endpoint = Endpoint(Credentials(identity, secret, "worker"), host=host, tls=tls)
     try:
-        cards = board.exchange("card", Card.of(endpoint, options.host_label), Card)
-        _check_addresses(cards, rank)
+        board.sit_down()
+        secret = board.agree_on_secret()
+        host, tls = listening_address(options, store)
+        endpoint = Endpoint(Credentials(identity, secret, "worker"), host=host, tls=tls)
+        try:
+            cards = board.exchange("card", Card.of(endpoint, options.host_label), Card)
+            _check_addresses(cards, rank)
+        except BaseException:
+            endpoint.close()
+            raise
+        return _form(endpoint, cards, rank, name, deadline)
     except BaseException:
-        endpoint.close()
+        board.stand_up()
         raise
-    return _form(endpoint, cards, rank, name, deadline)
 
 
 def _form(endpoint: Endpoint, cards: list[Card], rank: int, name: str, deadline: Deadline) -> Group:
@@ -113,6 +128,7 @@ class _Board:
         self._size = size
         self._deadline = deadline
         self._round = 0
+        self._secret = b""
         self._seal = Seal()
         self._publics: list[bytes] = []
 
@@ -139,39 +155,80 @@ class _Board:
                 )
             self._publics.append(here.public)
 
+    def stand_up(self) -> None:
+        """After a try that failed: the next one is in the same round."""
+        if self._round:
+            with contextlib.suppress(StoreFailed), self._store_answers():
+                self._store.add(f"seat/{self._rank}", -1)
+
     def agree_on_secret(self) -> bytes:
         """The first rank draws it, and seals it for each of the others."""
         if self._rank:
-            sealed = self._read(f"{self._round}/secret/{self._rank}", bytes)
-            return self._seal.open(sealed, self._publics[0])
-        secret = secrets.token_bytes(32)
-        for rank in range(1, self._size):
-            self._write(f"{self._round}/secret/{rank}", self._seal.close(secret, self._publics[rank]))
-        return secret
+            # With the key it was sealed by: that which the first rank left may be of a try before.
+            sealed = self._read(self._secret_key(self._seal.public), _Sealed, only_of=0)
+            self._secret = self._seal.open(sealed.secret, sealed.public)
+        else:
+            self._secret = secrets.token_bytes(32)
+            for rank in range(1, self._size):
+                self._hand_secret_to(rank)
+        return self._secret
+
+    def _hand_secret_to(self, rank: int) -> None:
+        theirs = self._publics[rank]
+        sealed = _Sealed(self._seal.public, self._seal.close(self._secret, theirs))
+        self._write(self._secret_key(theirs), sealed)
+
+    def _secret_key(self, public: bytes) -> str:
+        return f"{self._round}/secret/{public.hex()}"
 
     def exchange(self, what: str, mine: Body, body_type: type[Body]) -> list[Body]:
         """Leave one's own, and read all ranks', in the order of ranks."""
-        self._write(f"{self._round}/{what}/{self._rank}", mine)
-        return [self._read(f"{self._round}/{what}/{rank}", body_type) for rank in range(self._size)]
+        session = hashlib.sha256(b"paceline c10d session" + self._secret).hexdigest()[:16]
+        place = f"{self._round}/{what}/{session}"
+        self._write(f"{place}/{self._rank}", mine)
+        if self._rank == 0:
+            for rank in range(1, self._size):
+                self._admit(rank, f"{place}/{rank}")
+        return [self._read(f"{place}/{rank}", body_type) for rank in range(self._size)]
+
+    def _admit(self, rank: int, key: str) -> None:
+        """Wait until a rank, which has the secret, has left a key. What it had left before may be of a try that failed,
+        and its key for the secret another now."""
+        while not self._comes(key) and not self._deadline.expired():
+            here = self._read(f"{self._round}/here/{rank}", _Here)
+            if here.public != self._publics[rank]:
+                self._publics[rank] = here.public
+                self._hand_secret_to(rank)
+
+    def _comes(self, key: str) -> bool:
+        with self._store_answers():
+            try:
+                self._store.wait([key], timedelta(seconds=max(0.001, min(TURN_S, self._deadline.remaining_s()))))
+            except (dist.DistError, RuntimeError):
+                return bool(self._store.check([key]))  # raises if the store is gone
+        return True
 
     def _write(self, key: str, body: object) -> None:
         with self._store_answers():
             self._store.set(key, msgspec.json.encode(body).decode())
 
-    def _read(self, key: str, body_type: type[Body]) -> Body:
+    def _read(self, key: str, body_type: type[Body], *, only_of: int | None = None) -> Body:
+        """What a rank, and it alone or each under its number, leaves under a key."""
         with self._store_answers():
             try:  # stores differ in what they raise when a key does not come
                 self._store.wait([key], timedelta(seconds=max(0.001, self._deadline.remaining_s())))
             except (dist.DistError, RuntimeError) as error:
-                missing = self._missing(key)  # raises if the store is gone
+                missing = self._missing(key, only_of)  # raises if the store is gone
                 if missing:
                     seconds = self._deadline.seconds
                     text = f"ranks {missing} did not come to the store within {seconds:g} s"
                     raise StoreFailed(f"{self._deadline.operation}: {text}") from error
             return msgspec.json.decode(self._store.get(key), type=body_type)
 
-    def _missing(self, key: str) -> list[int]:
-        """The ranks that have not left what all leave under such a key."""
+    def _missing(self, key: str, only_of: int | None) -> list[int]:
+        """The ranks that have not left what one, or each of them, leaves under such a key."""
+        if only_of is not None:
+            return [] if self._store.check([key]) else [only_of]
         what = key.rpartition("/")[0]
         return [rank for rank in range(self._size) if not self._store.check([f"{what}/{rank}"])]
 
