@@ -315,7 +315,7 @@ def callbacks_that_wait(group: ProcessGroup) -> None:
     following, previous = (dist.get_global_rank(group, (rank + step) % size) for step in (1, -1))
 
     def reduce_again(future: torch.futures.Future[Any]) -> torch.Tensor:
-        total = future.value()[0]
+        total: torch.Tensor = future.value()[0]
         dist.all_reduce(total, group=group, async_op=True).get_future().wait()
         dist.all_reduce(total, group=group)
         return total
@@ -372,9 +372,7 @@ def wrong_calls(group: ProcessGroup) -> None:
         lambda: dist.reduce_scatter_tensor(torch.ones(1).expand(2), torch.ones(size * 2), group=group),
         lambda: dist.all_reduce_coalesced([torch.ones(2), torch.ones(1)], ReduceOp.BAND, group=group),
         lambda: dist.all_to_all_single(whole(size), torch.ones(size), group=group),
-        lambda: dist.all_to_all_single(
-            torch.ones(size, 2), torch.ones(size), [1] * size, [1] * size, group=group
-        ),
+        lambda: dist.all_to_all_single(torch.ones(size, 2), torch.ones(size), [1] * size, [1] * size, group=group),
         lambda: dist.all_gather_into_tensor(torch.ones(1).expand(size), torch.ones(1), group=group),
         lambda: group.allgather_coalesced([[torch.ones(1)]] * size, [torch.ones(2)]),
     ]

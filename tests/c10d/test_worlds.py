@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 import time
@@ -22,13 +23,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline.c10d
 from paceline import errors
-from paceline.c10d import process_group
+from paceline.c10d import process_group, regrouping
 from paceline.c10d.calling import movable
 from paceline.c10d.errors import translate
 from paceline.c10d.options import listening_address
 from paceline.c10d.rendezvous import _Board
-from paceline.c10d.store import Store
-from paceline.store import StoreInvitation, StoreServer
+from paceline.c10d.store import Store, _kept
+from paceline.store import StoreClient, StoreInvitation, StoreServer
 from paceline.testing import netlab
 from paceline.testing.crew import Crew, say
 from paceline.testing.netlab import Netlab
@@ -76,11 +77,15 @@ def begin_twice(_: None, rank: int, first: str, second: str) -> list[float]:
             dist.barrier(part)
         found.append(total())
         dist.destroy_process_group()
-    deadline = Deadline(10.0, "the end of the threads of both worlds")
+    wait_for_the_end_of_threads()
+    return found
+
+
+def wait_for_the_end_of_threads() -> None:
+    deadline = Deadline(10.0, "the end of all worlds")
     while any(thread.name.startswith("paceline") for thread in threading.enumerate()):
         deadline.check("threads to end")
         time.sleep(0.01)
-    return found
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp", "env"])
@@ -104,9 +109,7 @@ def begin_with_store(_: None, rank: int, invitation: StoreInvitation) -> list[fl
     store, found = Store(invitation), []
     if rank:  # a try that fails does not count
         with pytest.raises(dist.DistStoreError, match=r"ranks \[0.* did not come"):
-            dist.init_process_group(
-                "paceline", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=0.5)
-            )
+            dist.init_process_group("paceline", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=0.5))
         say("failed")
     for ranks in ([0, 2], [1, 2]):  # the same store again: the next round, and other groups by the same name
         dist.init_process_group("paceline", store=store, rank=rank, world_size=3, timeout=worlds.TIMEOUT)
@@ -365,6 +368,7 @@ def test_sparse_tensors_that_do_not_fit_are_named_on_all_ranks(crew: Crew) -> No
         assert "rank 2 has [4, 4] where rank 0 has [3, 3]" in told
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_errors_arrive_as_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     told = translate(errors.OutOfSharedMemory("no room"))
     assert isinstance(told, dist.DistBackendError)
@@ -375,7 +379,7 @@ def test_errors_arrive_as_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     far: Any = SimpleNamespace(host="far.example", port=1)
-    with pytest.raises(dist.DistNetworkError, match="far.example:1 cannot be found: no such host"):
+    with pytest.raises(dist.DistNetworkError, match=r"far\.example:1 cannot be found: no such host"):
         listening_address(paceline.c10d.Options(), far)
     with pytest.raises(dist.DistBackendError, match="complex32"):
         movable(torch.zeros(2, dtype=torch.complex32).conj())
@@ -495,11 +499,9 @@ def regroup_out_of_a_part(_: None, rank: int, where: str) -> tuple[float, int]:
     part = dist.new_group([0, 1])
     total()
     say("under way")
+    operation: Callable[[], Any] = (lambda: dist.barrier(part)) if rank == 0 else total
     with pytest.raises(dist.DistBackendError):
-        if rank == 0:
-            dist.barrier(part)
-        else:
-            total()
+        operation()
     paceline.c10d.regroup(timeout=timedelta(seconds=20))
     found = total(), dist.get_world_size()
     dist.barrier()
@@ -513,3 +515,38 @@ def test_regroup_ends_the_groups_over_parts_of_the_world(crew: Crew) -> None:
         crew.hear(rank)
     crew.kill(2)
     assert crew.finish([0, 1]) == [(3.0, 2)] * 2
+
+
+def regroup_through_a_death(_: None, rank: int, where: str) -> tuple[float, int]:
+    """Rank 0 dies when the next group is there, and before it has said where its store is."""
+    init(rank, where)
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(3 + rank))
+    if rank == 0:
+        changed: Any = regrouping
+        changed._share_store = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    paceline.c10d.regroup(timeout=timedelta(seconds=20))
+    found = total(), dist.get_world_size()
+    dist.barrier()
+    dist.destroy_process_group()
+    wait_for_the_end_of_threads()
+    assert not _kept
+    return found
+
+
+def test_a_death_inside_regroup_makes_the_group_smaller(crew: Crew) -> None:
+    each(crew, regroup_through_a_death, f"file://{worlds.new_file()}")
+    assert crew.finish([1, 2]) == [(3.0, 2)] * 2
+
+
+def test_a_store_keeps_no_connection_of_a_thread_that_has_ended() -> None:
+    with StoreServer() as server, contextlib.closing(StoreClient(server.invitation)) as client:
+        for number in range(5):
+            thread = threading.Thread(target=client.add, args=("count", number))
+            thread.start()
+            thread.join()
+        assert client.add("count", 0) == 10
+        deadline = Deadline(10.0, "the end of what they had")
+        while len(server._connections) > 1:
+            deadline.check("connections to end")
+            time.sleep(0.01)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -29,11 +30,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"host={self.host!r} is every address of this machine; give the one that the others use")
 
 
-class Formed:
-    """A group that exists already, to be torch's next one."""
+class Closeable(Protocol):
+    def close(self) -> None: ...
 
-    def __init__(self, group: Group) -> None:
+
+class Formed:
+    """A group that exists already, to be torch's next one, and what is to be closed after it."""
+
+    def __init__(self, group: Group, owned: Sequence[Closeable]) -> None:
         self.group = group
+        self.owned = owned
 
 
 def listening_address(options: Options, store: Store) -> tuple[str, bool]:

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from paceline.c10d import callbacks, calling, moves
 from paceline.c10d.calling import Call, even_parts, movable, only, only_list, require_dense, split_rows
 from paceline.c10d.errors import WrongCall, translated
+from paceline.c10d.options import Closeable
 from paceline.c10d.work import Tensors, Work
 from paceline.collective import Group, Handle
 from paceline.collective.arguments import check_same, check_tensor
@@ -46,7 +47,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     supports_coalescing = False
     supports_time_estimate = False
 
-    def __init__(self, group: Group, store: Store) -> None:
+    def __init__(self, group: Group, store: Store, owned: Sequence[Closeable] = ()) -> None:
         super().__init__(group.rank, group.size)
         self.group = group
         self._group_store = store
@@ -54,6 +55,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._group_desc = ""
         self._num_operations = 0
         self._split_off: list[ProcessGroup] = []
+        self._owned = list(owned)  # closed after the group, the last one first
         _open.add(self)
 
     # -- what torch asks of any group --------------------------------------------------------------------------------
@@ -132,6 +134,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         while self._split_off:
             self._split_off.pop().shutdown()
         self.group.close()
+        while self._owned:
+            self._owned.pop().close()
 
     # -- reductions --------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,8 @@ class StoreClient:
     def __init__(self, invitation: StoreInvitation) -> None:
         self.invitation = invitation
         self._credentials = Credentials(Identity(), invitation.secret, "worker")
-        self._local = threading.local()
         self._guard = threading.Lock()
-        self._connections: list[Connection] = []
+        self._connections: dict[threading.Thread, Connection] = {}
 
     def set(self, key: str, value: bytes) -> None:
         self._call("set", Pair(key, value), type(None))
@@ -71,16 +70,17 @@ class StoreClient:
             header, _ = calls.call(connection, operation, arguments, deadline=deadline)
         except (WireError, DeadlineExceeded):
             connection.close()  # an answer that comes late must not be taken for the next one's
-            self._local.connection = None
             raise
         return header.read_body(result)
 
     def _connection(self, deadline: Deadline) -> Connection:
-        found: Connection | None = getattr(self._local, "connection", None)
+        current = threading.current_thread()
+        with self._guard:
+            found = self._connections.get(current)
         if found is None or found.closed:
             invited = self.invitation
             is_near = invited.host == this_host()
-            found = self._local.connection = dial(
+            found = dial(
                 self._credentials,
                 invited.local_name if is_near else invited.address,
                 ROOM,
@@ -89,11 +89,13 @@ class StoreClient:
                 pin=invited.fingerprint,
             )
             with self._guard:
-                self._connections = [one for one in self._connections if not one.closed] + [found]
+                for thread in [thread for thread in self._connections if not thread.is_alive()]:
+                    self._connections.pop(thread).close()
+                self._connections[current] = found
         return found
 
     def close(self) -> None:
         with self._guard:
-            for connection in self._connections:
+            for connection in self._connections.values():
                 connection.close()
             self._connections.clear()
