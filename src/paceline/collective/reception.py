@@ -59,9 +59,15 @@ class Reception:
         self._closed = False
 
     def post(self, tensor: torch.Tensor, source: int | None, tag: int, operation: str, limit_s: float) -> Receipt:
-        """Receive in the background, into a flat tensor. There is no hurry before `await_now`."""
-        receipt = self._add(Receipt(tensor, source, tag, Deadline(MAX_SECONDS, operation), limit_s))
-        self._call_thread()
+        """Receive in the background, into a flat tensor. There is no hurry before `await_now`. Of a group that is over
+        the receipt says so, as other asynchronous operations do."""
+        receipt = Receipt(tensor, source, tag, Deadline(MAX_SECONDS, operation), limit_s)
+        try:
+            self._add(receipt)
+        except GroupError as error:
+            receipt.future.set_exception(error)
+        else:
+            self._call_thread()
         return receipt
 
     def await_now(self, receipt: Receipt) -> None:
