@@ -38,8 +38,9 @@ HEADER_BYTES = 8192
 SLOT_BYTES = 2 << 20
 MIN_CHUNK_BYTES = 256 * 1024
 CHUNK_BYTES = 512 * 1024  # of a slot, where members have a core each: stays in the nearer caches
+BACKGROUND_CHUNK_BYTES = 1 << 20  # beside a computation, where every wait is a switch between threads
 STRIDE_BYTES = HEADER_BYTES + SLOT_BYTES
-_OPENING = struct.Struct("<Qq")  # the operation's number, and where the tensor lies
+_OPENING = struct.Struct("<Qq?")  # the operation's number, where the tensor lies, whether its waits may spin
 COUNTS_AT = HEADER_BYTES // 2
 MAX_SIGNATURE_BYTES = COUNTS_AT - _OPENING.size - 1
 MAX_NEIGHBOURS = (HEADER_BYTES - COUNTS_AT) // 16
@@ -89,6 +90,7 @@ class Neighbourhood:
         self._slots: dict[torch.dtype, list[list[torch.Tensor]]] = {}
         cores = {core for rank in self.ranks for core in health.cards[rank].cores}
         self._fits_cores = len(self.ranks) <= len(cores)
+        self._all_spin = True  # in the operation that was opened last
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
@@ -134,7 +136,7 @@ class Neighbourhood:
         self, operation: Operation, slot: int, location: int = -1, counts: Sequence[int] | None = None
     ) -> None:
         at = slot * STRIDE_BYTES
-        header = _OPENING.pack(operation.number, location) + operation.encoded
+        header = _OPENING.pack(operation.number, location, operation.spins) + operation.encoded
         self.memory.view[at : at + len(header)] = header
         if counts is not None:
             packed = struct.pack(f"<{len(counts)}q", *counts)
@@ -146,12 +148,14 @@ class Neighbourhood:
         start = at + _OPENING.size
         stop = start + len(operation.encoded)
         locations = []
+        self._all_spin = True
         for rank in self.ranks:
             view = self.memories[rank].view
-            number, location = _OPENING.unpack_from(view, at)
+            number, location, spins = _OPENING.unpack_from(view, at)
             if number != operation.number or view[start:stop].tobytes() != operation.encoded:
                 self._fail_mismatch(operation, rank, number, view[start : at + COUNTS_AT])
             locations.append(location)
+            self._all_spin &= spins
         return locations
 
     def _fail_mismatch(self, operation: Operation, rank: int, number: int, encoded: memoryview) -> None:
@@ -191,12 +195,14 @@ class Neighbourhood:
             self.health.wait_any([(signal, READ)], operation.deadline, self.health.describe(neighbour.rank))
 
     def chunk_elements(self, num_elements: int, dtype: torch.dtype) -> int:
-        """How much of a tensor goes through a slot at once; the same on all members. All slots together take less
-        than twice the tensor, if that is more than a MiB. Where members share cores, every signal costs a switch
-        between them, so chunks are larger and fewer."""
+        """How much of a tensor goes through a slot at once, in the operation that was opened last; the same on all
+        members. All slots together take less than twice the tensor, if that is more than a MiB. Where a signal costs a
+        switch between threads, because one works in the background or because members share cores, chunks are larger
+        and fewer."""
         num_bytes = num_elements * dtype.itemsize
         if self._fits_cores:
-            chosen = max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, num_bytes * 3 // 8))
+            limit = CHUNK_BYTES if self._all_spin else BACKGROUND_CHUNK_BYTES
+            chosen = max(MIN_CHUNK_BYTES, min(limit, num_bytes * 3 // 8))
         else:
             chosen = max(CHUNK_BYTES, min(SLOT_BYTES, num_bytes // NUM_SLOTS))
         return chosen // dtype.itemsize
