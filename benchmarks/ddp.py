@@ -1,10 +1,12 @@
 """PyTorch's own programs on Paceline's backend beside Gloo: two ranks on one host, one thread each.
 
-Steps a second of DDP (25 million parameters, with and without gradient_as_bucket_view; a CNN that mostly computes) and
-of FSDP2, and how long survivors need to be told of a killed rank. Prints tables, keeps benchmarks/results/ddp.json.
+Steps a second of DDP (25 million parameters, with and without gradient_as_bucket_view; a CNN and a transformer that
+mostly compute) and of FSDP2, and how long survivors need to be told of a killed rank. Prints tables, keeps
+benchmarks/results/ddp.json.
 
-Both backends are in the same two processes and take turns in each round, so that whatever else the machine does falls
-on both; a figure is the median over rounds, of the slower rank, and a ratio the median of the ratios within rounds.
+All ways are in the same two processes and take turns in each round, so that whatever else the machine does falls on all
+of them; a figure is the median over rounds, of the slower rank, and a ratio the median of the ratios within rounds.
+"Nothing sent" is DDP with torch's hook that hands each bucket back as it is: what no backend can exceed.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ import torch.distributed as dist
 import torch.nn.functional as functional
 from rich.console import Console
 from rich.table import Table
-from steps import Case, Step, cnn, mlp  # type: ignore[import-not-found, unused-ignore]
+from steps import Case, Step, cnn, mlp, transformer  # type: ignore[import-not-found, unused-ignore]
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -37,7 +40,9 @@ from paceline.testing.crew import Crew, say
 
 RESULTS = Path(__file__).parent / "results" / "ddp.json"
 BACKENDS = ("paceline", "gloo")
+NOTHING_SENT = "nothing sent"
 BASE = "no communication"
+WAYS = (*BACKENDS, NOTHING_SENT, BASE)
 TIMEOUT = timedelta(seconds=120)
 
 Wrap = Callable[[nn.Module, dist.ProcessGroup], nn.Module]
@@ -67,6 +72,7 @@ WORKS: dict[str, tuple[Callable[[], Case], Wrap]] = {
     "MLP 25M, DDP": (mlp, ddp),
     "MLP 25M, DDP, bucket views": (mlp, ddp_views),
     "CNN, DDP": (cnn, ddp),
+    "transformer, DDP": (transformer, ddp),
     "MLP 25M, FSDP2": (mlp, fsdp),
 }
 
@@ -83,14 +89,22 @@ def enter(_: None, rank: int, path: str) -> None:
 def prepare(_: None, work: str) -> None:
     make, wrap = WORKS[work]
     _steps.clear()
-    for way in (*BACKENDS, BASE):
+    for way in ways_of(work):
         torch.manual_seed(0)
         model, x, y, num_steps = make()
-        module = model if way == BASE else wrap(model, _groups[way])
+        module = model if way == BASE else wrap(model, _groups["paceline" if way == NOTHING_SENT else way])
+        if way == NOTHING_SENT:
+            assert isinstance(module, DistributedDataParallel)
+            module.register_comm_hook(None, noop_hook)
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
         _steps[way] = _step(module, optimizer, x, y), num_steps
         for _warm in range(3):
             _steps[way][0]()
+
+
+def ways_of(work: str) -> list[str]:
+    """FSDP2 has no hook by which nothing would be sent."""
+    return [way for way in WAYS if way != NOTHING_SENT or WORKS[work][1] is not fsdp]
 
 
 def _step(module: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> Step:
@@ -121,17 +135,22 @@ def measure_steps(works: list[str], num_rounds: int) -> dict[str, Any]:
         crew.finish()
         for work in works:
             crew.run(prepare, work)
-            rounds: dict[str, list[float]] = {way: [] for way in (*BACKENDS, BASE)}
+            rounds: dict[str, list[float]] = {way: [] for way in ways_of(work)}
             for number in range(num_rounds):
                 ways = list(rounds)
-                for way in ways[number % 3 :] + ways[: number % 3]:
+                first = number % len(ways)
+                for way in ways[first:] + ways[:first]:
                     rounds[way].append(min(crew.run(one_round, way)))
             results[work] = {
                 "steps_per_s": {way: statistics.median(found) for way, found in rounds.items()},
-                "ratio": statistics.median(a / b for a, b in zip(rounds["paceline"], rounds["gloo"], strict=True)),
+                "of_gloo": {way: _ratio(found, rounds["gloo"]) for way, found in rounds.items()},
                 "rounds": rounds,
             }
     return results
+
+
+def _ratio(rates: list[float], others: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(rates, others, strict=True))
 
 
 # -- a killed rank -----------------------------------------------------------------------------------------------------
@@ -184,12 +203,10 @@ def main() -> None:
     steps = measure_steps(works, arguments.rounds) if works and arguments.rounds else {}
     deaths = measure_deaths(arguments.kills) if arguments.kills else {}
     console = Console(width=120)
-    table = Table("steps a second", "Paceline", "Gloo", "ratio", BASE)
+    table = Table("steps a second (of Gloo's)", *WAYS)
     for work, found in steps.items():
-        rate = found["steps_per_s"]
-        table.add_row(
-            work, f"{rate['paceline']:.2f}", f"{rate['gloo']:.2f}", f"{found['ratio']:.2f}", f"{rate[BASE]:.2f}"
-        )
+        rate, of_gloo = found["steps_per_s"], found["of_gloo"]
+        table.add_row(work, *(f"{rate[way]:.2f} ({of_gloo[way]:.2f})" if way in rate else "" for way in WAYS))
     console.print(table)
     table = Table("a killed rank: told after, ms", "median", "worst", "member named")
     for backend, found in deaths.items():
