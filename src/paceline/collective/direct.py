@@ -27,7 +27,7 @@ class Direct:
     def __init__(self, local: Neighbourhood, arena: Arena) -> None:
         self._local = local
         self._arena = arena
-        self._small: dict[tuple[torch.dtype, int], list[list[torch.Tensor]]] = {}
+        self._cut_slots: dict[tuple[torch.dtype, int], list[list[torch.Tensor]]] = {}
         self._large: dict[tuple[object, ...], list[tuple[torch.Tensor, ...]]] = {}
 
     def all_reduce(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
@@ -46,7 +46,7 @@ class Direct:
     def _in_one_round(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
         local = self._local
         slot = local.next_slot()
-        views = self._small_views(tensor)[slot]
+        views = self._slots(tensor.dtype, tensor.numel())[slot]
         local.write_header(operation, slot)
         views[local.index].copy_(tensor)
         local.one_round(operation, slot)
@@ -57,15 +57,16 @@ class Direct:
         if reduction.divides:
             tensor.div_(len(views))
 
-    def _small_views(self, tensor: torch.Tensor) -> list[list[torch.Tensor]]:
-        key = (tensor.dtype, tensor.numel())
-        found = self._small.get(key)
+    def _slots(self, dtype: torch.dtype, num_elements: int) -> list[list[torch.Tensor]]:
+        """The first elements of each slot. Kept, because making views takes as long as a small reduction."""
+        key = (dtype, num_elements)
+        found = self._cut_slots.get(key)
         if found is None:
-            if len(self._small) >= _MAX_CACHED_VIEWS:
-                self._small.clear()
-            slots = self._local.slots(tensor.dtype)
-            found = [[view[: key[1]] for view in slots[slot]] for slot in range(NUM_SLOTS)]
-            self._small[key] = found
+            if len(self._cut_slots) >= _MAX_CACHED_VIEWS:
+                self._cut_slots.clear()
+            slots = self._local.slots(dtype)
+            found = [[view[:num_elements] for view in slots[slot]] for slot in range(NUM_SLOTS)]
+            self._cut_slots[key] = found
         return found
 
     def _in_place(
@@ -109,22 +110,21 @@ class Direct:
 
     def _by_pair(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
         """Two members: each copies its piece in, and adds the other's to its own. One signal for each piece."""
-        local = self._local
-        slots, mine = local.slots(tensor.dtype), local.index
-        chunks = spans(0, tensor.numel(), local.chunk_elements(tensor.numel(), tensor.dtype))
+        local, mine, dtype = self._local, self._local.index, tensor.dtype
+        pieces = torch.split(tensor, local.chunk_elements(tensor.numel(), dtype))
+        slots, last_slots = self._slots(dtype, pieces[0].numel()), self._slots(dtype, pieces[-1].numel())
+        last = len(pieces) - 1
 
         def write(k: int, slot: int) -> None:
-            low, high = chunks[k]
-            slots[slot][mine][: high - low].copy_(tensor[low:high])
+            (slots if k < last else last_slots)[slot][mine].copy_(pieces[k])
 
         def read(k: int, slot: int) -> None:
-            low, high = chunks[k]
-            own, other = tensor[low:high], slots[slot][1 - mine][: high - low]
+            own, other = pieces[k], (slots if k < last else last_slots)[slot][1 - mine]
             reduction.combine(*((own, other) if mine == 0 else (other, own)), own)
             if reduction.divides:
                 own.div_(2)
 
-        local.rounds(operation, len(chunks), write, read)
+        local.rounds(operation, len(pieces), write, read)
 
     def _by_parts(self, operation: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
         """Many members: each reduces its part of a piece in its own slot, where the others fetch it in the next
