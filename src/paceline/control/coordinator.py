@@ -26,6 +26,7 @@ import msgspec
 
 from paceline.control import founding
 from paceline.control.agents import Agents
+from paceline.control.census import Census
 from paceline.control.conflicts import Conflicts
 from paceline.control.coordinator_events import (
     Action,
@@ -58,6 +59,7 @@ from paceline.control.roster import Fate, Record
 from paceline.control.seating import gifts_for, seats_for
 from paceline.control.serving import Aim, Change, ServerManager
 from paceline.control.speech import Speech, plan_of
+from paceline.control.vitals import Vitals
 from paceline.placement.placement import Placement
 from paceline.wire.decoding import decode
 
@@ -65,8 +67,10 @@ from paceline.wire.decoding import decode
 class Coordinator:
     def __init__(self, settings: Settings, now: float, remembered: Mapping[str, bytes] | None = None) -> None:
         self.settings = settings
-        self.records: dict[str, Record] = {}
+        self.census = Census()
+        self.records = self.census.records
         self._agents = Agents()
+        self._vitals = Vitals(settings, self.census, self._agents)
         self._conflicts = Conflicts()
         self._now = now
         self._speech = Speech()
@@ -115,16 +119,6 @@ class Coordinator:
         self._grant([event.member for event in events if isinstance(event, LeaseReport)])
         # What is to be remembered comes before what is said; both keep their order.
         return sorted(self._actions, key=lambda action: not isinstance(action, Remember))
-
-    @property
-    def alive(self) -> list[Record]:
-        """The workers that live; servers are apart."""
-        return [record for record in self.records.values() if record.fate is None and not record.is_server]
-
-    @property
-    def servers(self) -> list[Record]:
-        """The servers that live."""
-        return [record for record in self.records.values() if record.fate is None and record.is_server]
 
     @property
     def placement(self) -> Placement:
@@ -205,13 +199,14 @@ class Coordinator:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        self._bury()
+        for loss in self._vitals.losses(self.standing, self._now):
+            self._end(loss.record, loss.fate, loss.reason)
         if self.standing.over:
             self._release_all()
             return
         self._arrange()
         self._watch_progress()
-        if self._is_troubled() and self.standing.fence <= self.standing.newest:
+        if self.census.is_troubled(self.standing) and self.standing.fence <= self.standing.newest:
             self._keep(fence=self.standing.newest + 1)
         if self.standing.fence > self.standing.newest and self.standing.current is not None:
             self._recover()
@@ -222,43 +217,6 @@ class Coordinator:
         elif self.standing.fence <= self.standing.newest:
             self._run()
 
-    def _bury(self) -> None:
-        """Find out who is dead, and who is as good as dead."""
-        for record in [*self.alive, *self.servers]:
-            exited = self._agents.exit_of(record)
-            if record.report.phase is Phase.FAILED:
-                self._end(record, Fate.FAILED, record.report.cause)
-            elif exited is not None:
-                self._end(record, Fate.DEAD, f"process {record.introduction.pid} {exited}")
-            elif any(record.member in other.report.dead for other in self.alive if other is not record):
-                self._end(record, Fate.DEAD, f"process {record.introduction.pid} ended, as another on its host saw")
-            elif not record.connected and self._is_suspected(record):
-                self._end(record, Fate.DEAD, "its connections broke, here and to another member")
-        silent = [record for record in [*self.alive, *self.servers] if self._is_silent(record)]
-        everybody = [*self._participants(), *self.servers]
-        if everybody and all(record in silent for record in everybody):
-            # Nobody is heard: most likely the network here is at fault, and they go on without a coordinator.
-            silent = [record for record in silent if self._now - record.heard > self.settings.all_silent_s]
-        for record in silent:
-            self._end(record, Fate.EVICTED, f"was not heard of for {self._now - record.heard:.1f} s")
-
-    def _is_silent(self, record: Record) -> bool:
-        silence_s = self._now - record.heard
-        if silence_s <= self.settings.silence_s:
-            return False
-        return silence_s > self.settings.stuck_s or not self._agents.is_busy(
-            record, self._now - self.settings.silence_s
-        )
-
-    def _is_suspected(self, record: Record) -> bool:
-        current = self.standing.current
-        since = current.generation if current is not None else 0  # what broke before is past and forgiven
-        return any(
-            record.member in other.report.suspects and other.report.broken >= since
-            for other in self.alive
-            if other is not record
-        )
-
     def _end(self, record: Record, fate: Fate, reason: str) -> None:
         record.fate = fate
         record.reason = reason
@@ -266,20 +224,13 @@ class Coordinator:
         self._save(record)
         self._note(fate.value, record, reason)
 
-    def _participants(self) -> list[Record]:
-        """Who lives and has a seat in the plan in force or in the one that is prepared."""
-        plans = [plan for plan in (self.standing.current, self.standing.pending) if plan is not None]
-        names = dict.fromkeys(member for plan in plans for member in plan.members)
-        found = [self.records[name] for name in names if name in self.records]
-        return [record for record in found if record.fate is None]
-
     def _arrange(self) -> None:
         """Where the ranges go, now that servers came, went or did what they were told."""
-        change = self._manager.update(self.servers, self.standing.ranges)
+        change = self._manager.update(self.census.servers, self.standing.ranges)
         if change is not None:
             self._place(change)
         self._keep_aim()
-        for record in self.servers:
+        for record in self.census.servers:
             if record.is_going and not self._manager.holds(record.member):
                 self._end(record, Fate.RELEASED, "left the run")
 
@@ -298,42 +249,15 @@ class Coordinator:
 
     def _watch_progress(self) -> None:
         pending = self.standing.pending
-        if pending is not None and all(self._works_in(pending, member) for member in pending.members):
+        if pending is not None and self.census.all_work_in(pending):
             self._keep(current=pending, pending=None)
-
-    def _works_in(self, plan: Plan, member: str) -> bool:
-        record = self.records[member]
-        report = record.report
-        is_there = report.generation == plan.generation and report.formed >= plan.generation
-        return record.fate is None and is_there and report.applied > NOTHING
-
-    def _is_troubled(self) -> bool:
-        """Whether the plan in force cannot go on."""
-        current, pending = self.standing.current, self.standing.pending
-        if current is None:
-            return False
-        next_generation = pending.generation if pending is not None else current.generation
-        switched = False
-        for member in current.members:
-            record = self.records[member]
-            if record.fate is not None or record.report.fenced > current.generation:
-                return True
-            if record.report.generation > current.generation:
-                if record.report.generation != next_generation:
-                    return True  # it switched to a plan that was withdrawn
-                switched = True
-        return switched and pending is not None and any(self._has_fallen(pending, name) for name in pending.members)
-
-    def _has_fallen(self, plan: Plan, member: str) -> bool:
-        record = self.records[member]
-        return record.fate is not None or record.report.broken == plan.generation
 
     def _recover(self) -> None:
         """Make the next plan as soon as everybody that lives has promised to leave the old ones alone."""
         current = self.standing.current
         assert current is not None
         fence = self.standing.fence
-        survivors = [record for record in self._participants() if record.fate is None]
+        survivors = self.census.participants(self.standing)
         if any(record.report.fenced < fence for record in survivors):
             return
         holders = [record for record in survivors if record.report.applied > NOTHING]
@@ -342,11 +266,10 @@ class Coordinator:
         if all(record.report.left for record in holders):
             holders = []  # those whom they left may have gone on, and have said so to nobody that lives
         if not holders:
-            if all(self.records[name].fate is Fate.FAILED for name in current.members):
-                self.fail(self._root_cause())  # it would fail again
+            if all(record.fate is Fate.FAILED for record in self.census.of(current)):
+                self.fail(self.census.root_cause(self._agents.last_exit()))  # it would fail again
                 return
-            reached = max((record.report.applied for record in self.records.values()), default=NOTHING)
-            self._keep(current=None, pending=None, reached=max(reached, self.standing.reached))
+            self._keep(current=None, pending=None, reached=max(self.census.reached(), self.standing.reached))
             self._note("lost", None, "nobody that lives holds the training state; the newest checkpoint has it")
             return
         culprit = self._conflicts.worst_of(holders, current.generation)
@@ -361,15 +284,14 @@ class Coordinator:
         gifts = gifts_for([record for record in holders if record.report.applied == base - 1], ahead)
         coming: list[Record] = []
         if self.standing.leased and all(record.report.joinable for record in holders):
-            coming = self._coming(current, len(holders))
+            coming = self.census.coming(current)[: max(0, self.settings.most - len(holders))]
             gifts |= gifts_for(coming, ahead)
         newcomers = tuple(record.member for record in coming)
         self._issue(Plan(fence, Start.RECOVER, self._seats([*holders, *coming]), base, gifts, newcomers))
 
     def _gather(self) -> None:
         """Found the run when enough members are ready."""
-        ready = [record for record in self.alive if record.connected and record.report.phase is Phase.READY]
-        ready = [record for record in ready if not record.is_going]
+        ready = self.census.ready()
         self._release_idle()
         if self.standing.halting:
             self._keep(over="ended", reason=self.standing.halting)
@@ -377,8 +299,8 @@ class Coordinator:
             return
         if not ready:
             self._ready_since = None
-            if not self.alive and self._agents.are_spent():
-                self.fail(self._root_cause())
+            if not self.census.alive and self._agents.are_spent():
+                self.fail(self.census.root_cause(self._agents.last_exit()))
                 self._release_all()
             return
         if self._ready_since is None:
@@ -406,18 +328,14 @@ class Coordinator:
         self._desk.forget()
         self._actions.append(Remember("leases", None))
         if self.standing.ranges:
-            self._place(self._manager.found(generation, self._ready_servers(), self.standing.ranges))
+            self._place(self._manager.found(generation, self.census.ready_servers(), self.standing.ranges))
             self._keep_aim()
         self._issue(plan)
 
-    def _ready_servers(self) -> list[Record]:
-        ready = [record for record in self.servers if record.connected and record.report.phase is Phase.READY]
-        return [record for record in ready if not record.is_going]
-
     def _has_enough_servers(self, waited_s: float) -> bool:
         """Whether the run can be founded with the servers that are there."""
-        num_ready = len(self._ready_servers())
-        if not self.servers and not self.settings.servers:
+        num_ready = len(self.census.ready_servers())
+        if not self.census.servers and not self.settings.servers:
             self.fail("the strategy of this script keeps parameters on servers, and there are none: give --servers 1")
             self._release_all()
             return False
@@ -429,22 +347,17 @@ class Coordinator:
         current = self.standing.current
         assert current is not None
         pending = self.standing.pending
-        seats = dict.fromkeys(current.members)
-        if pending is not None and any(
-            self.records[member].report.generation == pending.generation for member in current.members
-        ):
-            seats |= dict.fromkeys(pending.members)  # the switch has begun: who came by it works too
-        seated = [self.records[member] for member in seats]
-        if all(record.fate is not None or record.report.phase is Phase.ENDED for record in seated):
+        at_work = self.census.at_work(current, pending)
+        if all(record.fate is not None or record.report.phase is Phase.ENDED for record in at_work):
             self._keep(over="ended", reason=self.standing.halting or "all members reached the end")
             self._release_all()
             return
         self._release_idle()
         if pending is not None:
-            if not any(self._has_fallen(pending, member) for member in pending.members):
+            if not self.census.any_has_fallen(pending):
                 return
             self._blame(pending, current)
-        elif not all(self._works_in(current, member) for member in current.members):
+        elif not self.census.all_work_in(current):
             return
         if self.settings.drop_stragglers:
             self._drop_straggler(current)
@@ -453,8 +366,7 @@ class Coordinator:
     def _blame(self, pending: Plan, current: Plan) -> None:
         """The switch cannot be made. A newcomer that lives but cannot be reached goes; one that complains of a member
         goes when it does so again. Whoever is dying is found out anyway, and nobody is to blame for that."""
-        for member in pending.members:
-            record = self.records[member]
+        for record in self.census.of(pending):
             if record.fate is not None or record.report.broken != pending.generation:
                 continue
             for name in record.report.suspects:
@@ -462,13 +374,13 @@ class Coordinator:
                 if suspect is None or suspect.fate is not None or not suspect.connected:
                     continue
                 if current.rank_of(name) < 0:
-                    self._end(suspect, Fate.EVICTED, f"member {member} cannot reach it")
-                elif current.rank_of(member) < 0 and self._conflicts.is_repeated(member, name):
+                    self._end(suspect, Fate.EVICTED, f"member {record.member} cannot reach it")
+                elif current.rank_of(record.member) < 0 and self._conflicts.is_repeated(record.member, name):
                     self._end(record, Fate.EVICTED, f"it cannot reach member {name}")
 
     def _drop_straggler(self, current: Plan) -> None:
         """One at a time, on the main member's word: what the next one costs is seen when this one is gone."""
-        staying = [self.records[member] for member in current.members if not self.records[member].is_going]
+        staying = self.census.staying(current)
         if len(staying) < len(current.members) or len(staying) <= self.settings.fewest:
             return
         report = self.records[current.members[0]].report
@@ -480,16 +392,16 @@ class Coordinator:
 
     def _change(self, current: Plan, *, withdrawn: bool) -> None:
         """The next plan, if it would be another one than the present."""
-        if any(self.records[member].report.phase is Phase.ENDED for member in current.members):
+        if any(record.report.phase is Phase.ENDED for record in self.census.of(current)):
             if withdrawn:
                 self._keep(pending=None)
             return
-        staying = [self.records[member] for member in current.members if not self.records[member].is_going]
-        coming = self._coming(current, len(staying))
+        staying = self.census.staying(current)
+        coming = self.census.coming(current)[: max(0, self.settings.most - len(staying))]
         if self.standing.leased and not all(record.report.joinable for record in staying):
             coming = []
         if not staying and coming and not self.standing.halting:
-            staying = [self.records[member] for member in current.members]  # they hand over first, and go with the next
+            staying = self.census.of(current)  # they hand over first, and go with the next
         if not staying and not self.standing.halting:
             self._keep(halting="all members were asked to leave")
             self._desk.stop()
@@ -504,12 +416,6 @@ class Coordinator:
         gifts = gifts_for(coming, staying)
         generation = self.standing.newest + 1
         self._issue(Plan(generation, Start.SWITCH, self._seats([*staying, *coming]), NOTHING, gifts))
-
-    def _coming(self, current: Plan, num_staying: int) -> list[Record]:
-        """Who is ready for a seat and has none."""
-        ready = [record for record in self.alive if record.connected and record.report.phase is Phase.READY]
-        coming = [record for record in ready if not record.is_going and current.rank_of(record.member) < 0]
-        return coming[: max(0, self.settings.most - num_staying)]
 
     def _issue(self, plan: Plan) -> None:
         if plan.start is Start.SWITCH:
@@ -530,17 +436,13 @@ class Coordinator:
             if difference:
                 self._end(record, Fate.REFUSED, difference)
             return
-        if self.standing.facts is None or (self.standing.founded == 0 and not self._has_witness(record)):
+        if self.standing.facts is None or (self.standing.founded == 0 and not self.census.has_witness(record)):
             mine = record.introduction
             self._keep(facts=mine.facts, parameters=mine.parameters, ranges=mine.ranges, leased=mine.leased)
             return
         difference = founding.difference(self.standing.facts, self.standing.parameters, record.introduction)
         if difference:
             self._end(record, Fate.REFUSED, difference)
-
-    def _has_witness(self, newcomer: Record) -> bool:
-        """Whether somebody that lives has the facts that newcomers are compared with."""
-        return any(record is not newcomer for record in self.alive)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -550,27 +452,15 @@ class Coordinator:
             self._keep(over="failed", reason=reason)
             self._note("failed", None, reason)
 
-    def _root_cause(self) -> str:
-        """Why the run failed: what the first member that failed said, else how the last one died."""
-        failed = [record for record in self.records.values() if record.fate is Fate.FAILED]
-        if failed:
-            first = failed[0]
-            return f"{first.describe()} raised in operation {first.report.applied + 1}:\n{first.reason}"
-        gone = [record for record in self.records.values() if record.reason]
-        if gone:
-            return f"{gone[-1].describe()}: {gone[-1].reason}"
-        last = self._agents.last_exit()
-        return f"no worker came up; the last process {last}" if last else "there are no workers"
-
     def _release_idle(self) -> None:
         """Let go who has left, and who wants to go and has no seat."""
-        for record in self.alive:
+        for record in self.census.alive:
             current, holds = self.standing.current, record.report.applied > NOTHING
             if self.plan_of(record.member) is None and ((holds and current is not None) or record.is_going):
                 self._end(record, Fate.RELEASED, "left the run")
 
     def _release_all(self) -> None:
-        for record in [*self.alive, *self.servers]:
+        for record in [*self.census.alive, *self.census.servers]:
             self._end(record, Fate.RELEASED, self.standing.reason)
         if not self._announced:
             self._announced = True

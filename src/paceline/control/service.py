@@ -248,7 +248,7 @@ class Service:
     def _drain(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
         member: str = request.read(str)
         with self._driver.standing_still() as machine:
-            known = [record.member for record in [*machine.alive, *machine.servers]]
+            known = [record.member for record in [*machine.census.alive, *machine.census.servers]]
         if member not in known:
             raise ValueError(f"there is no member {member!r} in this run; those that live are {known}")
         self._driver.post(Drain(member))

@@ -57,7 +57,7 @@ class _SwitchesAnywhere(Member):
 
 class _WaitsForNoPromise(Coordinator):
     def _recover(self) -> None:
-        for record in self._participants():
+        for record in self.census.participants(self.standing):
             record.report = msgspec.structs.replace(record.report, fenced=self.standing.fence)
         super()._recover()
 

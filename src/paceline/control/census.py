@@ -1,0 +1,116 @@
+"""Who of a run's members lives, who is ready for a seat, and how those in a plan stand to it: questions to what the
+coordinator knows of each. Nothing is decided or changed here."""
+
+from __future__ import annotations
+
+from paceline.control.coordinator_events import Standing
+from paceline.control.messages import NOTHING, Phase, Plan
+from paceline.control.roster import Fate, Record
+
+
+class Census:
+    """`records` has every member that ever came, by id."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record] = {}
+
+    # -- who is there ------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> list[Record]:
+        """The workers that live; servers are apart."""
+        return [record for record in self.records.values() if record.fate is None and not record.is_server]
+
+    @property
+    def servers(self) -> list[Record]:
+        """The servers that live."""
+        return [record for record in self.records.values() if record.fate is None and record.is_server]
+
+    def ready(self) -> list[Record]:
+        """The workers that could take a seat."""
+        return [record for record in self.alive if _is_ready(record)]
+
+    def ready_servers(self) -> list[Record]:
+        return [record for record in self.servers if _is_ready(record)]
+
+    def coming(self, current: Plan) -> list[Record]:
+        """Who is ready for a seat and has none."""
+        return [record for record in self.ready() if current.rank_of(record.member) < 0]
+
+    def staying(self, current: Plan) -> list[Record]:
+        """Who has a seat and does not want, nor was asked, to leave it."""
+        return [record for record in self.of(current) if not record.is_going]
+
+    def of(self, plan: Plan) -> list[Record]:
+        return [self.records[member] for member in plan.members]
+
+    def participants(self, standing: Standing) -> list[Record]:
+        """Who lives and has a seat in the plan in force or in the one that is prepared."""
+        plans = [plan for plan in (standing.current, standing.pending) if plan is not None]
+        names = dict.fromkeys(member for plan in plans for member in plan.members)
+        found = [self.records[name] for name in names if name in self.records]
+        return [record for record in found if record.fate is None]
+
+    def at_work(self, current: Plan, pending: Plan | None) -> list[Record]:
+        """Who has a seat in the plan in force, and if the switch to the next has begun, who came by that."""
+        seats = dict.fromkeys(current.members)
+        if pending is not None and any(record.report.generation == pending.generation for record in self.of(current)):
+            seats |= dict.fromkeys(pending.members)
+        return [self.records[member] for member in seats]
+
+    def has_witness(self, newcomer: Record) -> bool:
+        """Whether somebody that lives has the facts that newcomers are compared with."""
+        return any(record is not newcomer for record in self.alive)
+
+    # -- how they stand to a plan ------------------------------------------------------------------------------------
+
+    def all_work_in(self, plan: Plan) -> bool:
+        return all(_works_in(plan, record) for record in self.of(plan))
+
+    def any_has_fallen(self, plan: Plan) -> bool:
+        """Whether one that has a seat there is gone, or could not form that group."""
+        return any(record.fate is not None or record.report.broken == plan.generation for record in self.of(plan))
+
+    def is_troubled(self, standing: Standing) -> bool:
+        """Whether the plan in force cannot go on."""
+        current, pending = standing.current, standing.pending
+        if current is None:
+            return False
+        next_generation = pending.generation if pending is not None else current.generation
+        switched = False
+        for record in self.of(current):
+            if record.fate is not None or record.report.fenced > current.generation:
+                return True
+            if record.report.generation > current.generation:
+                if record.report.generation != next_generation:
+                    return True  # it switched to a plan that was withdrawn
+                switched = True
+        return switched and pending is not None and self.any_has_fallen(pending)
+
+    # -- what became of them -----------------------------------------------------------------------------------------
+
+    def reached(self) -> int:
+        """The last operation that anybody ever applied."""
+        return max((record.report.applied for record in self.records.values()), default=NOTHING)
+
+    def root_cause(self, last_exit: str) -> str:
+        """Why the run failed: what the first member that failed said, else how the last one died; `last_exit` is how
+        the last process ended that an agent had."""
+        failed = [record for record in self.records.values() if record.fate is Fate.FAILED]
+        if failed:
+            first = failed[0]
+            return f"{first.describe()} raised in operation {first.report.applied + 1}:\n{first.reason}"
+        gone = [record for record in self.records.values() if record.reason]
+        if gone:
+            return f"{gone[-1].describe()}: {gone[-1].reason}"
+        return f"no worker came up; the last process {last_exit}" if last_exit else "there are no workers"
+
+
+def _is_ready(record: Record) -> bool:
+    return record.connected and record.report.phase is Phase.READY and not record.is_going
+
+
+def _works_in(plan: Plan, record: Record) -> bool:
+    report = record.report
+    is_there = report.generation == plan.generation and report.formed >= plan.generation
+    return record.fate is None and is_there and report.applied > NOTHING
