@@ -20,6 +20,7 @@ import torch
 from paceline.collective import Group
 from paceline.collective.base import bounds
 from paceline.strategy.numerics import Examined
+from paceline.strategy.views import GradientViews
 
 # Enough that meeting costs little beside adding up; little enough that a slice is examined while it is in the cache,
 # and that the first bucket is sent early between hosts. A larger parameter has a bucket of its own.
@@ -65,7 +66,7 @@ def lay_out(parameters: Sequence[torch.Tensor], bucket_bytes: int) -> list[Layou
     return buckets
 
 
-class Buckets:
+class Buckets(GradientViews):
     """The gradients of a member of a group."""
 
     def __init__(self, group: Group, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -75,40 +76,17 @@ class Buckets:
         # What lies between gradients must be finite.
         self.flats = [group.empty((layout.size,), layout.dtype).zero_() for layout in self.layouts]
         self.slices = [flat[slice(*bounds(flat.numel(), group.size)[group.rank])] for flat in self.flats]
-        self._views: dict[int, torch.Tensor] = {}
+        views: dict[int, torch.Tensor] = {}
         for layout, flat in zip(self.layouts, self.flats, strict=True):
             for place in layout.places:
                 part = flat[place.start : place.start + place.size]
-                self._views[place.number] = _shaped(part, tensors[place.number])
-
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
-        pass
-
-    def give_up(self) -> None:
-        pass
-
-    def put(self, number: int, gradient: torch.Tensor) -> None:
-        self._views[number].copy_(gradient)
-
-    def add(self, number: int, gradient: torch.Tensor) -> None:
-        self._views[number].add_(gradient)
-
-    def clear(self, number: int) -> None:
-        self._views[number].zero_()
-
-    def get(self, number: int) -> torch.Tensor:
-        return self._views[number]
+                views[place.number] = _shaped(part, tensors[place.number])
+        self._views = views
 
     def reduce(self, examined: Examined) -> None:
         for flat, part in zip(self.flats, self.slices, strict=True):
             self.group.all_reduce(flat)
             examined.look(part)
-
-    def has_late(self) -> bool:
-        return False
-
-    def reduce_late(self, examined: Examined) -> None:
-        raise AssertionError("nothing is late where everything waits for the end of backward")
 
     def scale(self, factor: float) -> None:
         for flat in self.flats:

@@ -15,9 +15,10 @@ from paceline.server.client import GroupClient
 from paceline.server.layout import Layout, Part
 from paceline.server.parcels import Packing, Slice
 from paceline.strategy.numerics import Examined
+from paceline.strategy.views import GradientViews
 
 
-class Flats:
+class Flats(GradientViews):
     """Also the store of a collector: gradients go where they are pushed from."""
 
     def __init__(self, layout: Layout, client: GroupClient) -> None:
@@ -26,7 +27,7 @@ class Flats:
         self._values = [client.empty((section.size,), section.dtype) for section in layout.sections]
         self._next = [client.empty((section.size,), section.dtype) for section in layout.sections]
         self._has_taken_over = False
-        self._views: list[torch.Tensor] = []
+        self._views = {}
         self._parts: list[tuple[int, Part]] = []
 
     def take_over(self, trained: Mapping[str, torch.Tensor]) -> None:
@@ -47,42 +48,19 @@ class Flats:
                 part.parameter.data = values.view(part.parameter.shape)
             self._has_taken_over = True
         self._parts = [where[name] for name in trained]
-        self._views = [
-            self._gradients[number][part.start : part.stop].view(part.parameter.shape) for number, part in self._parts
-        ]
+        self._views = {
+            index: self._gradients[number][part.start : part.stop].view(part.parameter.shape)
+            for index, (number, part) in enumerate(self._parts)
+        }
         for gradients in self._gradients:
             gradients.zero_()
 
     # -- as a store --------------------------------------------------------------------------------------------------
 
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
-        pass
-
-    def give_up(self) -> None:
-        pass
-
-    def put(self, number: int, gradient: torch.Tensor) -> None:
-        self._views[number].copy_(gradient)
-
-    def add(self, number: int, gradient: torch.Tensor) -> None:
-        self._views[number].add_(gradient)
-
-    def clear(self, number: int) -> None:
-        self._views[number].zero_()
-
-    def get(self, number: int) -> torch.Tensor:
-        return self._views[number]
-
     def reduce(self, examined: Examined) -> None:
         """The servers add up; here is only to be seen whether there is anything that must not be."""
         for gradients in self._gradients:
             examined.look(gradients)
-
-    def has_late(self) -> bool:
-        return False
-
-    def reduce_late(self, examined: Examined) -> None:
-        raise AssertionError("nothing is late where everything waits for the end of backward")
 
     def scale(self, factor: float) -> None:
         raise AssertionError("the servers multiply")

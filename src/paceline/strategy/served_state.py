@@ -95,30 +95,26 @@ class ServedState:
         return whole[span.start - first : span.stop - first].clone()
 
     def _chunks(self, ranges: Sequence[int], packing: Packing) -> list[TableChunk]:
-        partitions = self._layout.partitions
-        if partitions is None:
-            return []
-        mine = torch.tensor(ranges, dtype=torch.int64)
         found = []
         for name, tree in self.tables.items():
-            if (chunk := unpack(tree)) is not None:
-                part = chunk.select(torch.isin(partitions.of(chunk.ids), mine))
-                if len(part):
-                    found.append(tables.pack_chunk(name, part, packing))
+            if (chunk := unpack(tree)) is not None and len(part := chunk.select(self._lie_in(ranges, chunk.ids))):
+                found.append(tables.pack_chunk(name, part, packing))
         return found
 
     def _waiting(self, ranges: Sequence[int], packing: Packing) -> list[WaitingChunk]:
-        partitions = self._layout.partitions
-        if partitions is None:
-            return []
-        mine = torch.tensor(ranges, dtype=torch.int64)
         found = []
         for name, tree in self.tables.items():
-            if (waiting := unpack_waiting(tree)) is not None:
-                part = waiting.select(torch.isin(partitions.of(waiting.ids), mine))
-                if len(part):
-                    found.append(tables.pack_waiting(name, part, packing))
+            kept = unpack_waiting(tree)
+            if kept is not None and len(part := kept.select(self._lie_in(ranges, kept.ids))):
+                found.append(tables.pack_waiting(name, part, packing))
         return found
+
+    def _lie_in(self, ranges: Sequence[int], ids: torch.Tensor) -> torch.Tensor:
+        """Which rows these ranges have."""
+        partitions = self._layout.partitions
+        if partitions is None:
+            return torch.zeros(len(ids), dtype=torch.bool)
+        return torch.isin(partitions.of(ids), torch.tensor(ranges, dtype=torch.int64))
 
     def describe_loss(self, numbers: set[int], step: int) -> str:
         dense = [number for number in numbers if number < len(self._layout.spans)]
