@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from trainers import BATCH, LENGTH, check_alike, check_samples, train, train_with_a_laggard, train_with_held_transfers
 
-from paceline.checkpoint import find, newest_good
+from paceline.checkpoint import files, find, newest_good
 from paceline.control.coordinator_events import Settings
 from paceline.engine.base import START_AGAIN
 from paceline.testing.rehearsal import Died, Rehearsal, say, worker_number
@@ -290,6 +290,26 @@ def test_the_best_model_is_kept_though_the_main_worker_dies_before_it_is_on_disk
         assert results.count(Died(-9)) == 1
         kept = [found.operation for found in find(tmp_path / "checkpoints")]
         assert kept == [2 * (STEPS + 2), STEPS + 2]  # steps, a validation and a decision
+
+
+def die_as_main_when_the_last_checkpoint_gets_its_name(died: str, session: Session) -> None:
+    def publish(*_: object) -> None:
+        Path(died).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if session.is_main and not os.path.exists(died):
+        files.publish = publish  # type: ignore[assignment]
+
+
+def test_the_last_checkpoint_is_there_though_the_main_worker_dies_before_it_has_a_name(tmp_path: Path) -> None:
+    function = partial(
+        train, before_close=partial(die_as_main_when_the_last_checkpoint_gets_its_name, str(tmp_path / "died"))
+    )
+    with Rehearsal(function, 1, 0.0, workers=3, folder=tmp_path) as run:
+        results = run.finish()
+        assert results.count(Died(-9)) == 1
+        check_alike([one for one in results if not isinstance(one, Died)])
+        assert [found.operation for found in find(tmp_path / "checkpoints")] == [STEPS + 2]
 
 
 def test_a_signal_lets_one_worker_leave_and_the_last_one_save(tmp_path: Path) -> None:

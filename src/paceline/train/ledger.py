@@ -193,9 +193,17 @@ class TrainingLedger:
             self._save(place)
 
     def save_at_end(self, place: Place) -> None:
-        """Written before the others are let go, published when all have come to the end."""
+        """Written when the main worker comes to the end; `publish_at_end` when all have."""
         if place.rank == 0 and self.book.steps:
             self._save(place, wait=True)
+
+    def publish_at_end(self, place: Place) -> None:
+        """Return when the last checkpoint is there, whichever worker has to write it: if the main one dies before, this
+        raises on the others, which come to the end again."""
+        if place.rank == 0:
+            self.saver.publish(place.operation - 1)
+        if place.group is not None:
+            place.group.barrier()
 
     def save_leases_if_due(self, num_done: int) -> None:
         """Between two leases, on the main worker. Where there are no steps, what is done is numbered by operations and

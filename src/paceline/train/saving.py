@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from paceline.checkpoint import CheckpointError, Contents, Keeper, newest_good
 from paceline.checkpoint.files import find, path_of, read, set_aside
+from paceline.checkpoint.pending import Pending
 from paceline.control.messages import NOTHING
 from paceline.train.errors import Evicted
 
@@ -46,6 +47,7 @@ class Saver:
         self._folder = folder
         self._on_event = on_event
         self._keeper: Keeper | None = None
+        self._last: Pending | None = None
         self._last_time = time.monotonic()
         self.last_operation = NOTHING
         self._last_done = 0
@@ -128,6 +130,7 @@ class Saver:
         self._last_time = time.monotonic()
         pending = self._keeper.take(contents, wait=wait or score is not None)
         if pending is not None:
+            self._last = pending
             self.last_operation = contents.operation
             if score is not None:
                 self._keeper.score(contents.operation, score)
@@ -137,6 +140,12 @@ class Saver:
     def settle(self, operation: int) -> None:
         if self._keeper is not None:
             self._keeper.settle(operation)
+
+    def publish(self, operation: int) -> None:
+        """Settle, and wait until what was taken last has its name, or failed."""
+        self.settle(operation)
+        if self._last is not None:
+            self._last.wait(WRITING_S)
 
     def close(self) -> None:
         if self._keeper is not None:

@@ -498,7 +498,9 @@ class Session:
             self._ledger.keep_result(place.operation, END, self._headers.stopping_agreed)
             return END
 
-        return self._headers.outcome(place, rows, commit)
+        outcome = self._headers.outcome(place, rows, commit)
+        self._ledger.publish_at_end(place)
+        return outcome
 
     def _leave_after_end(self) -> None:
         self._saver.close()
