@@ -28,8 +28,8 @@ from paceline.c10d.calling import movable
 from paceline.c10d.errors import translate
 from paceline.c10d.options import listening_address
 from paceline.c10d.rendezvous import _Board
-from paceline.c10d.store import Store, _kept
 from paceline.store import StoreClient, StoreInvitation, StoreServer
+from paceline.store.torch_store import Store, _kept
 from paceline.testing import netlab
 from paceline.testing.crew import Crew, say
 from paceline.testing.netlab import Netlab
@@ -160,6 +160,12 @@ def test_our_store_is_one_of_torchs() -> None:
         assert (store.add("count", 2), prefixed.add("count", 3)) == (2, 3)
         assert store.check(["a/key"])
         assert not prefixed.check(["other"])
+        for timeout in (timedelta(0), timedelta(days=1000)):
+            prefixed.set_timeout(timeout)
+            assert prefixed.get("key") == b"value"
+        prefixed.set_timeout(timedelta(milliseconds=20))
+        with pytest.raises(dist.DistStoreError, match="other"):
+            prefixed.get("other")
         assert prefixed.compare_set("key", "value", "new") == b"new"
         assert prefixed.delete_key("key")
         with pytest.raises(dist.DistStoreError, match="never"):

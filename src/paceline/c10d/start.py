@@ -23,9 +23,9 @@ from torch.distributed import distributed_c10d
 
 import paceline.c10d
 from paceline.c10d.process_group import NAME
-from paceline.c10d.store import Store
 from paceline.control.ticket import take_inherited
 from paceline.store import STORE_VARIABLE, StoreInvitation
+from paceline.store.torch_store import Store
 
 
 def take_the_place_of_gloo() -> None:
