@@ -175,6 +175,24 @@ def test_our_store_is_one_of_torchs() -> None:
         store.get("key")
 
 
+def test_a_wait_that_was_interrupted_leaves_nothing_for_the_next_call() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    with StoreServer() as server:
+        client = StoreClient(server.invitation)
+        try:
+            client.set("key", b"value")  # by a connection that is there
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                client.wait(["never"], 5.0)
+            assert client.add("count", 3) == 3
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            client.close()
+
+
 def alone(_: None, path: str) -> float:
     init(0, f"file://{path}", size=1)
     found = total()
