@@ -68,9 +68,9 @@ WORLDS = """
 
 
 def worlds_of(folder: Path, *arguments: str) -> list[str]:
-    port = str(free_port())
-    code, out, err = completed(folder, "run", *arguments, OTHER_PORT=port)
-    assert (code, err) == (0, "")
+    code, out, err = completed(folder, "run", *arguments, OTHER_PORT=str(free_port()))
+    assert code == 0, err
+    assert "paceline: " not in err
     return sorted(line.partition("found ")[2] for line in out.splitlines())
 
 
@@ -170,7 +170,8 @@ def test_a_script_and_what_it_starts_find_nothing_of_ours(tmp_path: Path) -> Non
 
     def observe(prefix: list[str]) -> tuple[dict[str, Any], list[str]]:
         command = [sys.executable, *prefix, "seen.json", "--more"]
-        done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, **PIPES)
+        environment = os.environ | {"PYTHONPATH": paths}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 1
         lines = done.stderr.partition("\npaceline: ")[0].splitlines()
         return json.loads((tmp_path / "seen.json").read_text()), [line.removeprefix("[w0] ") for line in lines]
@@ -187,8 +188,6 @@ def test_a_script_and_what_it_starts_find_nothing_of_ours(tmp_path: Path) -> Non
             assert not run[where]["variables"]
         assert run == plain
 
-
-PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 60}
 
 # -- a torch that is not as we know it -------------------------------------------------------------------------------
 
