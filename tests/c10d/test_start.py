@@ -84,6 +84,21 @@ def test_without_the_flag_it_is_gloo_on_our_store(tmp_path: Path) -> None:
     assert found == ["4 gloo False False"] * 8 + ["4 gloo True False"] * 4
 
 
+def test_two_workers_with_one_rank_are_told(tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path,
+        """
+        import os, torch.distributed as dist
+
+        os.environ["RANK"] = "0"
+        dist.init_process_group("gloo")
+        """,
+    )
+    code, _, err = completed(tmp_path, "run", "-n", "2", script)
+    assert code == 1
+    assert "comes as rank 0, as worker" in err
+
+
 def test_another_backend_is_refused_by_name(tmp_path: Path) -> None:
     code, _, err = completed(tmp_path, "run", "--backend", "nccl", write_script(tmp_path, ""))
     assert code == 2

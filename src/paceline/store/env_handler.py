@@ -9,12 +9,13 @@ numbers its processes anew, some keep their number by chance, and must not go el
 Invariants
 - All processes of a world decide alike: they compare what is the same for all of them.
 - No two worlds have keys in common, though torch begins to count groups anew when the default one is destroyed, so that
-  Gloo would find addresses of the world before. Each rank counts its worlds in the store. It is the rank that counts,
-  not the process: one that was started again comes to the world that the others make after its death.
+  Gloo would find addresses of the world before. Each worker counts its worlds in the store: one that was started again
+  comes to the world that the others make after its death.
 - Only worlds that came about are counted. A try that failed is repeated with the same keys, because others may be in
   their first one; and what is asked for beside a default group (RPC) finds the keys of that world, as in torch's store.
 
-Failure: `StoreFailed` if the store is gone, or if a key does not come within the timeout of the world.
+Failure: `StoreFailed` if the store is gone, if a key does not come within the timeout of the world, or if two workers
+come to a world with one rank.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from paceline.store.service import StoreInvitation
-from paceline.store.torch_store import Store
+from paceline.store.torch_store import Store, StoreFailed
 
 PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -58,7 +59,9 @@ class EnvHandler:
 
     def _is_the_runs_world(self, size: int | None) -> bool:
         is_same_place = all(os.environ.get(name) == self._given.get(name) for name in PLACE)
-        return is_same_place and size is not None and str(size) == self._given.get("WORLD_SIZE")
+        return (
+            "RANK" in self._given and is_same_place and size is not None and str(size) == self._given.get("WORLD_SIZE")
+        )
 
     def _enter(self, rank: int, size: int, timeout: timedelta = default_pg_timeout, **_: Any) -> Iterator[Entry]:
         if self._store is None:
@@ -66,13 +69,24 @@ class EnvHandler:
         self._store.set_timeout(timeout)
         was_destroyed = self._came_about and not dist.is_initialized()
         if was_destroyed or not self._world:
-            self._world, self._came_about = f"world {self._store.add(f'worlds of rank {rank}', 1)}", False
+            number = self._store.add(f"worlds of worker {self._given['RANK']}", 1)
+            self._world, self._came_about = f"world {number}", False
+        self._take_seat(self._store, rank)
         try:
             yield PrefixStore(self._world, self._store), rank, size
             raise RuntimeError("a group on env:// is made once; destroy it and call init_process_group again")
         finally:
             # Torch holds this iterator for as long as it makes the group, and never asks it again.
             self._came_about = self._came_about or dist.is_initialized()
+
+    def _take_seat(self, store: Store, rank: int) -> None:
+        mine = self._given["RANK"]
+        owner = store.compare_set(f"{self._world}, rank {rank}", "", mine).decode()
+        if owner != mine:
+            raise StoreFailed(
+                f"worker {mine} of this run comes as rank {rank}, as worker {owner} does; give every process a rank of "
+                "its own, or leave RANK as it is"
+            )
 
 
 def _asked_for(name: str, url: str) -> int | None:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 STORE_VARIABLE = "PACELINE_STORE_FD"  # the number of the descriptor with the invitation
 BACKEND_VARIABLE = "PACELINE_BACKEND"  # what stands in for Gloo; not set where everything runs as written
-WORLD_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")  # those that tell the run's world from others
+# Those that tell the run's world from others, and which of its workers this is.
+WORLD_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _TORCH = "torch.distributed"
 
 
