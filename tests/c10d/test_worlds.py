@@ -28,8 +28,8 @@ from paceline.c10d.calling import movable
 from paceline.c10d.errors import translate
 from paceline.c10d.options import listening_address
 from paceline.c10d.rendezvous import _Board
-from paceline.c10d.store import Store, _kept
 from paceline.store import StoreClient, StoreInvitation, StoreServer
+from paceline.store.torch_store import Store, _kept
 from paceline.testing import netlab
 from paceline.testing.crew import Crew, say
 from paceline.testing.netlab import Netlab
@@ -160,6 +160,12 @@ def test_our_store_is_one_of_torchs() -> None:
         assert (store.add("count", 2), prefixed.add("count", 3)) == (2, 3)
         assert store.check(["a/key"])
         assert not prefixed.check(["other"])
+        for timeout in (timedelta(0), timedelta(days=1000)):
+            prefixed.set_timeout(timeout)
+            assert prefixed.get("key") == b"value"
+        prefixed.set_timeout(timedelta(milliseconds=20))
+        with pytest.raises(dist.DistStoreError, match="other"):
+            prefixed.get("other")
         assert prefixed.compare_set("key", "value", "new") == b"new"
         assert prefixed.delete_key("key")
         with pytest.raises(dist.DistStoreError, match="never"):
@@ -167,6 +173,24 @@ def test_our_store_is_one_of_torchs() -> None:
         store.close()
     with pytest.raises(dist.DistStoreError):
         store.get("key")
+
+
+def test_a_wait_that_was_interrupted_leaves_nothing_for_the_next_call() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    with StoreServer() as server:
+        client = StoreClient(server.invitation)
+        try:
+            client.set("key", b"value")  # by a connection that is there
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                client.wait(["never"], 5.0)
+            assert client.add("count", 3) == 3
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            client.close()
 
 
 def alone(_: None, path: str) -> float:

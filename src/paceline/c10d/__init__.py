@@ -14,7 +14,6 @@ from paceline.c10d.errors import (
     Mismatch,
     OutOfMemory,
     PeerLost,
-    StoreFailed,
     TimedOut,
     Unreachable,
     WrongCall,
@@ -23,6 +22,7 @@ from paceline.c10d.options import Options
 from paceline.c10d.process_group import ProcessGroup
 from paceline.c10d.registering import register
 from paceline.c10d.regrouping import regroup
+from paceline.store.torch_store import StoreFailed
 
 __all__ = [
     "Aborted",

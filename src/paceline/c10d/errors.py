@@ -8,7 +8,7 @@
     ├── TimedOut        also paceline.errors.DeadlineExceeded, TimeoutError
     └── WrongCall       also ValueError, TypeError: an argument; nothing was sent
     torch.distributed.DistStoreError
-    └── StoreFailed     the store is gone, or somebody did not come to it
+    └── StoreFailed     the store is gone, or somebody did not come to it (`store.torch_store`)
     torch.distributed.DistNetworkError
     └── Unreachable     a member could not be reached, or did not prove that it belongs here
 
@@ -47,10 +47,6 @@ class OutOfMemory(errors.OutOfSharedMemory, dist.DistBackendError):
 
 
 class WrongCall(ValueError, TypeError, dist.DistBackendError):
-    pass
-
-
-class StoreFailed(dist.DistStoreError):
     pass
 
 

@@ -31,10 +31,10 @@ from torch._C._distributed_c10d import HashStore
 from paceline.c10d.errors import WrongCall, translated
 from paceline.c10d.options import Closeable, Formed
 from paceline.c10d.process_group import NAME, ProcessGroup, open_groups
-from paceline.c10d.store import Store
 from paceline.collective import Group
 from paceline.errors import GroupAborted, PeerLost
 from paceline.store import StoreInvitation, StoreServer
+from paceline.store.torch_store import Store
 from paceline.wire.deadline import MAX_SECONDS, Deadline
 
 DEFAULT_TIMEOUT = timedelta(seconds=60)

@@ -30,10 +30,11 @@ import msgspec
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from paceline.c10d.errors import StoreFailed, WrongCall
+from paceline.c10d.errors import WrongCall
 from paceline.c10d.options import LOOPBACK, Options, listening_address
 from paceline.c10d.sealing import Seal
 from paceline.collective import Group
+from paceline.store.torch_store import StoreFailed
 from paceline.wire.card import Card, this_host
 from paceline.wire.deadline import MAX_SECONDS, Deadline
 from paceline.wire.dialing import is_loopback

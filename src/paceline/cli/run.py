@@ -135,9 +135,9 @@ def _run(
 ) -> int:
     from paceline.engine import folders, running
     from paceline.engine.local import Job
-    from paceline.engine.stores import Stores, through_backend
+    from paceline.engine.stores import Stores, check_backend
 
-    command = through_backend(command, backend)
+    check_backend(backend)
     if not name:
         name = folders.newest(root) if resume else folders.new_name(root, stem)
     place = folders.claim(root, name, resume=resume)
@@ -147,9 +147,9 @@ def _run(
         display = running.Display(place.folder, plain=plain)
         job = Job(command=command, workers=hosting.workers, run=name, environment=hosting.capacity.environment)
         with contextlib.ExitStack() as stack:
-            attach = stack.enter_context(Stores(hosting.host)).attach if backend else None
+            stores = stack.enter_context(Stores(hosting.host, backend))
             life = stack.enter_context(running.Lifetime(place, display))
-            outcome = life.host(hosting, running.local_engine(job, place.logs, attach))
+            outcome = life.host(hosting, running.local_engine(job, place.logs, stores.attach))
             explanation = life.explanation(outcome)
         running.report(outcome, explanation, place)
         return outcome.code

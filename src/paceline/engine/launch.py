@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.engine import folders, running, speeds, task, worker
 from paceline.engine.events import Outcome, Result
-from paceline.engine.local import Job
+from paceline.engine.local import Attached, Job
 from paceline.errors import PacelineError
 from paceline.wire.descriptors import Fd
 
@@ -79,11 +79,12 @@ class Results:
         worker.write(self._task.fileno(), packed)
         self._places: dict[int, Fd] = {}
 
-    def attach(self, slot: int) -> Mapping[str, int]:
+    def attach(self, slot: int) -> Attached:
         if slot in self._places:
             self._places[slot].close()
         self._places[slot] = Fd(os.memfd_create("paceline-result"))
-        return {worker.TASK_VARIABLE: self._task.fileno(), worker.RESULT_VARIABLE: self._places[slot].fileno()}
+        result = self._places[slot].fileno()
+        return Attached(descriptors={worker.TASK_VARIABLE: self._task.fileno(), worker.RESULT_VARIABLE: result})
 
     def take(self) -> dict[int, tuple[Any, ...]]:
         """What came from each slot that left anything."""

@@ -32,7 +32,15 @@ from paceline.wire.descriptors import Fd
 RUN_VARIABLE = "PACELINE_RUN"
 SERVER_COMMAND = ("-m", "paceline.server")
 
-Attach = Callable[[int], Mapping[str, int]]
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker gets beside its ticket: descriptors, by the variable that tells it their number, and variables."""
+
+    descriptors: dict[str, int] = {}
+    environment: dict[str, str] = {}
+
+
+Attach = Callable[[int], Attached]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,8 +145,8 @@ class LocalProcess:
 
 
 class LocalEngine:
-    """Used by the agent's thread, which must live as long as the processes: they die with it. `attach` names, for a
-    worker's slot, the descriptors that it inherits beside the ticket, by the variable that tells it their number."""
+    """Used by the agent's thread, which must live as long as the processes: they die with it. `attach` says
+    what the process in a worker's slot gets; it is asked at each start."""
 
     def __init__(
         self, job: Job, ticket: Ticket, logs: Path, output: Output, warden: Warden, attach: Attach | None = None
@@ -160,12 +168,13 @@ class LocalEngine:
             pipes = self._output.open(label, self._logs / f"{label}.log")
             attached = _nothing_else(slot) if is_server else self._attach(slot)
             environment = self._job.environment_of(slot, os.environ, self._port)
-            environment |= {variable: str(descriptor) for variable, descriptor in attached.items()}
+            environment |= attached.environment
+            environment |= {variable: str(descriptor) for variable, descriptor in attached.descriptors.items()}
             try:
                 popen = subprocess.Popen(
                     guarded([sys.executable, *self._job.command_of(slot)], os.getpid()),
                     env=tickets.environment_for(ticket.fileno(), base=environment),
-                    pass_fds=[ticket.fileno(), *attached.values()],
+                    pass_fds=[ticket.fileno(), *attached.descriptors.values()],
                     stdin=subprocess.DEVNULL,
                     stdout=pipes.out,
                     stderr=pipes.error,
@@ -191,8 +200,8 @@ class LocalEngine:
         """Processes are closed one by one; there is nothing else."""
 
 
-def _nothing_else(_: int) -> Mapping[str, int]:
-    return {}
+def _nothing_else(_: int) -> Attached:
+    return Attached()
 
 
 def free_port() -> int:

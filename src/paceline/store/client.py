@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.errors import DeadlineExceeded, WireError
 from paceline.store.service import ROOM, TURN_S, Amount, Pair, StoreInvitation, Swap, Waited
 from paceline.wire import calls
 from paceline.wire.card import this_host
@@ -68,7 +67,7 @@ class StoreClient:
         connection = self._connection(deadline)
         try:
             header, _ = calls.call(connection, operation, arguments, deadline=deadline)
-        except (WireError, DeadlineExceeded):
+        except BaseException:  # also Ctrl-C
             connection.close()  # an answer that comes late must not be taken for the next one's
             raise
         return header.read_body(result)

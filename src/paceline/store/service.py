@@ -23,7 +23,6 @@ from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
 
 ROOM = "store"
-STORE_VARIABLE = "PACELINE_STORE_FD"  # where a started process finds the number of its invitation's descriptor
 # A wait is cut into turns of this, so that a server that ends is not held up by who waits.
 TURN_S = 10.0
 ANSWER_S = 30.0

@@ -1,4 +1,5 @@
-"""Paceline's store as torch's rendezvous and process groups use one."""
+"""Paceline's store as torch's rendezvous and process groups use one. Nothing here registers anything with torch: a
+script that runs on other backends has its world as torch would have made it."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from paceline.c10d.errors import StoreFailed
 from paceline.errors import PacelineError
-from paceline.store import StoreClient, StoreInvitation
+from paceline.store.client import StoreClient
+from paceline.store.service import StoreInvitation
+from paceline.wire.deadline import MAX_SECONDS
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 # C++ keeps a store, but not the Python half of it, which must not go while C++ may call it.
@@ -19,13 +22,18 @@ _kept: set[Store] = set()
 _Base: Any = _distributed_c10d.Store  # its stubs do not know what C++ calls by name
 
 
+class StoreFailed(dist.DistStoreError):
+    """The store is gone, or somebody did not come to it."""
+
+
 class Store(_Base):  # type: ignore[misc]
-    """Everything may be called from any thread. C++ calls `getNumKeys` and `deleteKey`, Python the other names."""
+    """Everything may be called from any thread. C++ calls `getNumKeys` and `deleteKey`, Python the other names. The
+    timeout is kept by the base, where torch sets it through every `PrefixStore`."""
 
     def __init__(self, invitation: StoreInvitation, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         super().__init__()
         self._client = StoreClient(invitation)
-        self._timeout = timeout
+        self.set_timeout(timeout)
         _kept.add(self)
 
     @property
@@ -35,13 +43,6 @@ class Store(_Base):  # type: ignore[misc]
     @property
     def port(self) -> int:
         return self._client.invitation.address[1]
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
 
     def clone(self) -> Store:
         """For another thread; each has a connection of its own anyway."""
@@ -53,7 +54,7 @@ class Store(_Base):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         with _told():
-            return self._client.get(key, self._timeout.total_seconds())
+            return self._client.get(key, _seconds(self.timeout))
 
     def add(self, key: str, amount: int) -> int:
         with _told():
@@ -73,7 +74,7 @@ class Store(_Base):  # type: ignore[misc]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         with _told():
-            self._client.wait(keys, (self._timeout if timeout is None else timeout).total_seconds())
+            self._client.wait(keys, _seconds(self.timeout if timeout is None else timeout))
 
     def delete_key(self, key: str) -> bool:
         with _told():
@@ -104,6 +105,11 @@ class Store(_Base):  # type: ignore[misc]
         """No group is to be made with it any more."""
         _kept.discard(self)
         self._client.close()
+
+
+def _seconds(timeout: timedelta) -> float:
+    """To torch's stores 0 is no timeout; its RPC waits for as long as a number of milliseconds can say."""
+    return min(timeout.total_seconds(), MAX_SECONDS) if timeout > timedelta(0) else MAX_SECONDS
 
 
 def _encoded(value: str | bytes) -> bytes:
