@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-runs test-parts check lint types bench soak simulate torch-suite clean
+.PHONY: demo test test-runs test-parts check lint types bench soak simulate torch-suite torch-tools clean
 
 demo: $(READY)
 	$(BIN)/python examples/elastic.py
@@ -69,6 +69,11 @@ torch-suite: $(READY)
 		$(BIN)/python tests/c10d/torch_suite.py --world-size $$size --json torch-suite-$$size.json --against torch-suite-gloo-$$size.json \
 		|| exit 1; \
 	done
+
+# Programs of Accelerate, Lightning and Transformers on Gloo and on Paceline: the same must come out, and a death must be told.
+torch-tools: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,tools]"
+	$(BIN)/python tests/c10d/torch_tools.py
 
 # Longer than a test may take: thousands of operations, deaths and re-formed groups.
 soak: $(READY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -221,6 +222,15 @@ def plain_arguments(group: ProcessGroup) -> Any:
     return [tensor, other, *every]
 
 
+def a_barrier_without_end(group: ProcessGroup) -> Any:
+    """As Lightning has all ranks wait for the one that prepares the data."""
+    forever = dist.new_group(backend=dist.get_backend(group), timeout=timedelta(days=10_000))
+    barrier: Any = forever
+    barrier.monitored_barrier()
+    barrier.monitored_barrier(timedelta(seconds=60), wait_all_ranks=True)
+    dist.destroy_process_group(forever)
+
+
 EVERY = [
     sums_of_all_types_and_shapes,
     every_reduction,
@@ -238,6 +248,7 @@ EVERY = [
     works_and_futures,
     objects,
     plain_arguments,
+    a_barrier_without_end,
 ]
 
 
@@ -288,6 +299,19 @@ def other_types(group: ProcessGroup) -> None:
     summed = filled((6,), torch.int16, 0)
     dist.all_reduce(summed, group=group)
     assert torch.equal(summed, filled((6,), torch.int16, 0) * group.size())
+
+
+def averages_of_integers(group: ProcessGroup) -> None:
+    """Rounded towards zero, as NCCL does it."""
+    size = group.size()
+    for dtype in (torch.int16, torch.int32, torch.int64):
+        for sign in (1, -1):
+            averaged = torch.full((2, 3), sign * (group.rank() + 7), dtype=dtype).t()
+            dist.all_reduce(averaged, ReduceOp.AVG, group=group)
+            assert averaged.dtype == dtype
+            assert set(averaged.flatten().tolist()) == {int(sum(sign * (rank + 7) for rank in range(size)) / size)}
+    dist.all_reduce(later := torch.tensor(group.rank()), ReduceOp.AVG, group=group, async_op=True).wait()
+    assert int(later) == (size - 1) // 2
 
 
 def inference_mode(group: ProcessGroup) -> None:
@@ -387,6 +411,7 @@ BEYOND_GLOO = [
     messages_between_layouts,
     lists_of_different_sizes,
     other_types,
+    averages_of_integers,
     inference_mode,
     one_behind_the_other,
     callbacks_that_wait,

@@ -430,6 +430,27 @@ def wait_but_stay(_: None, rank: int, where: str) -> str:
     return told
 
 
+def wait_for_who_does_not_come(_: None, rank: int, where: str) -> str:
+    init(rank, where)
+    group: Any = dist.group.WORLD
+    told = ""
+    try:
+        if rank == 1:
+            dist.recv(torch.zeros(3), 0)
+        else:
+            group.monitored_barrier(timedelta(seconds=0.5))
+    except dist.DistBackendError as error:
+        told = str(error)
+    dist.destroy_process_group()
+    return told
+
+
+def test_a_monitored_barrier_names_who_did_not_come(crew: Crew) -> None:
+    each(crew, wait_for_who_does_not_come, f"file://{worlds.new_file()}")
+    told = crew.finish()[0]
+    assert "(rank 1)" in told
+
+
 # -- a death ---------------------------------------------------------------------------------------------------------
 
 

@@ -55,6 +55,8 @@ def test_a_script_finds_what_torchrun_would_give_it(tmp_path: Path) -> None:
         import os, sys
         names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "PACELINE_RUN"]
         print(*(os.environ[name] for name in names), os.environ["OMP_NUM_THREADS"], int(os.environ["MASTER_PORT"]) > 0)
+        told = [name for name in sorted(os.environ) if name.split("_")[0] in ("ROLE", "GROUP", "TORCHELASTIC")]
+        print(*(f"{name}={os.environ[name]}" for name in told))
         print(sys.argv[1:], os.getpid() == os.getsid(0), sys.stdin.read() == "")
         secret = open(int(os.environ["PACELINE_TICKET_FD"]), "rb", closefd=False)
         """,
@@ -63,6 +65,10 @@ def test_a_script_finds_what_torchrun_would_give_it(tmp_path: Path) -> None:
     code, out, err = completed(tmp_path, *arguments, OMP_NUM_THREADS="7")
     assert code == 0, err
     assert "[w1] 1 2 1 2 0 127.0.0.1 a 7 True" in out
+    assert (
+        "[w1] GROUP_RANK=0 GROUP_WORLD_SIZE=1 ROLE_NAME=default ROLE_RANK=1 ROLE_WORLD_SIZE=2 "
+        "TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_RUN_ID=a\n"
+    ) in out
     assert "[w0] ['-n', '9', '--lr', '1', '--', 'x'] True True" in out
 
 

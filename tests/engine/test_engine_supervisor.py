@@ -204,6 +204,16 @@ def test_a_death_before_any_session_is_judged_when_it_is_known_what_the_script_i
     assert plain.machine.outcome[:3] == (Result.FAILED, 128 + 9, 1)
 
 
+def test_who_died_is_at_fault_not_who_failed_for_want_of_it() -> None:
+    driver = Driver(workers=3)
+    driver.tell(Exited(1, KILLED))
+    assert sent(driver.tell(Exited(2, 1), after_s=1.0)) == [(0, signal.SIGTERM)]
+    driver.tell(Exited(0, 1))
+    driver.tell(CoordinatorEnded(-15, ""))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:3] == (Result.FAILED, 128 + 9, 1)
+
+
 def test_a_process_that_cannot_be_started_ends_the_rest() -> None:
     driver = Driver(workers=2)
     driver.tell(NotStarted(1, "no more processes"))

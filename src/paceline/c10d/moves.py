@@ -12,6 +12,8 @@ from paceline.collective.arguments import flat, flat_all
 
 # Tensors up to this go as one: beyond, copying them costs more than one more operation.
 MAX_PACKED_BYTES = 1 << 20
+# Whose mean is rounded.
+INTEGERS = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64})
 
 
 def all_gather_single(group: Group, output: torch.Tensor, tensor: torch.Tensor, timeout_s: float | None) -> None:
@@ -57,6 +59,13 @@ def all_reduce_many(group: Group, tensors: Sequence[torch.Tensor], op: str, time
             if len(parts) > 1:
                 for part, result in zip(parts, torch.split(packed, [part.numel() for part in parts]), strict=True):
                     part.copy_(result)
+
+
+def all_reduce_mean(group: Group, tensor: torch.Tensor, timeout_s: float | None) -> None:
+    """Of integers, rounded towards zero, as it is on other devices: programs that know Gloo by its name divide
+    themselves there, and ask every other backend for the mean."""
+    group.all_reduce(tensor, "sum", timeout_s=timeout_s)
+    tensor.div_(group.size, rounding_mode="trunc")
 
 
 def all_reduce_sparse(group: Group, tensor: torch.Tensor, timeout_s: float | None) -> None:

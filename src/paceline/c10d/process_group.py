@@ -149,6 +149,12 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             return self._together(
                 "all_reduce", [tensor], call, lambda: moves.all_reduce_sparse(self.group, tensor, call.timeout_s)
             )
+        if call.op == "mean" and tensor.dtype in moves.INTEGERS:
+            with translated():
+                check_tensor("tensor", tensor)
+            return self._together(
+                "mean of integers", [tensor], call, lambda: moves.all_reduce_mean(self.group, tensor, call.timeout_s)
+            )
         return self._start(
             [tensor], lambda: self.group.all_reduce(tensor, call.op, async_op=call.is_async, timeout_s=call.timeout_s)
         )
@@ -346,6 +352,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         call = calling.read(opts, timeout=timeout)
         return self._start([], lambda: self.group.barrier(async_op=call.is_async, timeout_s=call.timeout_s))
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """As Gloo has it; here every barrier says who did not come, on all ranks."""
+        limit_s = calling.seconds(timeout)
+        self._start([], lambda: self.group.barrier(async_op=False, timeout_s=limit_s))
 
     # -- messages ----------------------------------------------------------------------------------------------------
 

@@ -73,8 +73,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 "RANK": str(slot),
                 "WORLD_SIZE": str(self.workers),
                 "GROUP_RANK": "0",
+                "GROUP_WORLD_SIZE": "1",
+                "ROLE_NAME": "default",
+                "ROLE_RANK": str(slot),
+                "ROLE_WORLD_SIZE": str(self.workers),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
+                # By this name programs know that their processes were started for them, and start none. They are never
+                # started again as a whole.
+                "TORCHELASTIC_RUN_ID": self.run,
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "TORCHELASTIC_MAX_RESTARTS": "0",
             }
         threads = {"OMP_NUM_THREADS": str(max(1, cores // max(1, self.workers)))}
         return {**threads, **base, **own, **self.environment}

@@ -173,9 +173,14 @@ class Supervisor:
             self._start_again(slot, code)
         elif code > 0:
             slot.state = State.FINAL
-            self._fail(slot, "")
+            self._fail(self._died_before() or slot, "")
         else:
             slot.state, slot.until = State.DOUBTED, self._now + self.rules.doubt_s
+
+    def _died_before(self) -> Slot | None:
+        """The first worker that a signal ended: those that need it fail soon after, and are not at fault."""
+        doubted = (slot for slot in self._workers.slots if slot.state is State.DOUBTED)
+        return min(doubted, key=lambda slot: slot.until, default=None)
 
     def _start_again(self, worker: Slot, code: int) -> None:
         self._workers.start_again(worker, code, self._now)
