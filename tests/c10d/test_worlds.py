@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend fake
 import worlds
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
@@ -132,6 +133,55 @@ def test_a_given_store_serves_one_world_after_the_other(crew: Crew) -> None:
         assert crew.finish() == [[6.0, 6.0]] * 3
 
 
+def begin_beside_others(_: None, rank: int, invitation: StoreInvitation) -> list[float]:
+    """The default group is of a backend that leaves nothing in the store, and does not hold anybody up."""
+    store, found = Store(invitation), []
+    for ranks in ([0, 2], [1, 2], [0, 1, 2], [0, 2], [2, 1]):
+        dist.init_process_group("fake", store=store, rank=rank, world_size=3)
+        part = dist.new_group(ranks, backend="cpu:paceline", timeout=worlds.TIMEOUT)
+        if rank in ranks:
+            tensor = torch.full((10,), rank + 1.0)
+            dist.all_reduce(tensor, group=part)
+            found.append(float(tensor[0]))
+        dist.destroy_process_group()
+    store.close()
+    return found
+
+
+def test_groups_in_a_world_of_another_backend_know_nothing_of_those_before(crew: Crew) -> None:
+    """Torch counts groups from 0 in every world, so on one store other ranks come to a name that was used."""
+    with StoreServer() as server:
+        each(crew, begin_beside_others, server.invitation)
+        assert crew.finish() == [[4.0, 6.0, 4.0], [5.0, 6.0, 5.0], [4.0, 5.0, 6.0, 4.0, 5.0]]
+
+
+def grow(_: None, rank: int, invitation: StoreInvitation) -> list[float]:
+    store, found = Store(invitation), []
+    for size in (2, 3, 2):
+        if rank < size:
+            dist.init_process_group("paceline", store=store, rank=rank, world_size=size, timeout=worlds.TIMEOUT)
+            found.append(total())
+            if len(found) == 1:
+                say("begun")
+            dist.destroy_process_group()
+    store.close()
+    return found
+
+
+def test_the_next_world_may_have_more_ranks_or_less(crew: Crew) -> None:
+    with StoreServer() as server:
+        for rank in range(2):
+            crew.start(grow, rank, server.invitation, ranks=[rank])
+        assert crew.hear(0) == "begun"
+        crew.start(grow, 2, server.invitation, ranks=[2])
+        assert (crew.hear(1), crew.hear(2)) == ("begun", "begun")
+        assert crew.finish() == [[3.0, 6.0, 3.0], [3.0, 6.0, 3.0], [6.0]]
+        with contextlib.closing(StoreClient(server.invitation)) as client:
+            keys = client.keys()
+            left = {key.rpartition("/")[0].rpartition("/")[2] for key in keys if "cpu/" in key}
+        assert left <= {"seat", "owner"}
+
+
 def test_who_comes_again_after_a_try_that_failed_is_let_in() -> None:
     """Rank 0 has seen what the failed try left, and sealed the secret for a key that nobody has any more."""
     store = HashStore()
@@ -169,15 +219,20 @@ def test_our_store_is_one_of_torchs() -> None:
         store.get("key")
 
 
-def alone(_: None, path: str) -> float:
-    init(0, f"file://{path}", size=1)
-    found = total()
-    dist.destroy_process_group()
+def alone(_: None) -> list[float]:
+    found = []
+    for name in ("paceline", "cpu:paceline", "cpu:paceline,cuda:nccl"):
+        dist.init_process_group(name, store=HashStore(), rank=0, world_size=1)
+        assert isinstance(dist.new_group([0]), paceline.c10d.ProcessGroup)
+        found.append(total())
+        with pytest.raises(dist.DistBackendError, match="is on meta; these collectives work in host memory"):
+            dist.all_reduce(torch.ones(1, device="meta"))
+        dist.destroy_process_group()
     return found
 
 
-def test_a_world_of_one(crew: Crew) -> None:
-    assert crew.run(alone, worlds.new_file(), ranks=[0]) == [1.0]
+def test_a_world_of_one_by_every_name_of_the_backend(crew: Crew) -> None:
+    assert crew.run(alone, ranks=[0]) == [[1.0, 1.0, 1.0]]
 
 
 @pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
