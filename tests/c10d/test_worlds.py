@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -21,15 +20,16 @@ import torch.testing._internal.distributed.fake_pg  # registers the backend fake
 import worlds
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
+from worlds import each, free_port, init, total, wait_for_the_end_of_threads
 
 import paceline.c10d
 from paceline import errors
-from paceline.c10d import process_group, regrouping
+from paceline.c10d import process_group
 from paceline.c10d.calling import movable
 from paceline.c10d.errors import translate
 from paceline.c10d.options import listening_address
 from paceline.c10d.rendezvous import _Board
-from paceline.c10d.store import Store, _kept
+from paceline.c10d.store import Store
 from paceline.store import StoreClient, StoreInvitation, StoreServer
 from paceline.testing import netlab
 from paceline.testing.crew import Crew, say
@@ -43,27 +43,6 @@ SHORT = timedelta(seconds=2)
 def crew() -> Iterator[Crew]:
     with Crew(3, form=False) as crew:
         yield crew
-
-
-def each(crew: Crew, task: Callable[..., Any], *arguments: Any) -> None:
-    for rank in range(crew.size):
-        crew.start(task, rank, *arguments, ranks=[rank])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def init(rank: int, where: str, size: int = 3, timeout: timedelta = worlds.TIMEOUT) -> None:
-    dist.init_process_group("paceline", init_method=where, rank=rank, world_size=size, timeout=timeout)
-
-
-def total() -> float:
-    tensor = torch.full((1000,), float(dist.get_rank() + 1))
-    dist.all_reduce(tensor)
-    return float(tensor[0])
 
 
 # -- beginning -------------------------------------------------------------------------------------------------------
@@ -80,13 +59,6 @@ def begin_twice(_: None, rank: int, first: str, second: str) -> list[float]:
         dist.destroy_process_group()
     wait_for_the_end_of_threads()
     return found
-
-
-def wait_for_the_end_of_threads() -> None:
-    deadline = Deadline(10.0, "the end of all worlds")
-    while any(thread.name.startswith("paceline") for thread in threading.enumerate()):
-        deadline.check("threads to end")
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp", "env"])
@@ -495,103 +467,6 @@ def test_a_death_is_named_whatever_was_waited_for(crew: Crew) -> None:
         assert "(rank 1) died" in told["backward"]
         assert told["recv"].startswith("rank 1: recv from")
         assert told["later"].startswith("rank 1: all_reduce")
-
-
-def go_on_with_who_is_left(_: None, rank: int, where: str) -> list[Any]:
-    init(rank, where)
-    found: list[Any] = [total(), os.getpid()]
-    say("under way")
-    while True:
-        try:
-            total()
-        except RuntimeError:
-            world = paceline.c10d.regroup()
-            found += [(world.rank(), world.size()), total()]
-            part = dist.new_group([0])
-            if dist.get_rank() == 0:
-                dist.barrier(part)
-            model = DistributedDataParallel(torch.nn.Linear(4, 4))
-            model(torch.ones(1, 4)).sum().backward()
-            found.append(dist.get_world_size())
-            if world.size() == 1:
-                dist.destroy_process_group()
-                return found
-            say("again")
-
-
-def test_survivors_regroup_until_one_is_left(crew: Crew) -> None:
-    """Rank 0 goes first, with torch's store in it."""
-    each(crew, go_on_with_who_is_left, f"tcp://127.0.0.1:{free_port()}")
-    for rank in range(3):
-        crew.hear(rank)
-    crew.kill(0)
-    for rank in (1, 2):
-        crew.hear(rank)
-    crew.kill(1)
-    (found,) = crew.finish([2])
-    assert found == [6.0, crew.pid(2), (1, 2), 3.0, 2, (0, 1), 1.0, 1]
-
-
-def regroup_after_mismatch(_: None, rank: int, where: str) -> tuple[float, float]:
-    init(rank, where)
-    with pytest.raises(dist.DistBackendError):
-        dist.all_reduce(torch.ones(3 + rank))
-    paceline.c10d.regroup()
-    found = total(), float(dist.get_world_size())
-    dist.barrier()
-    dist.destroy_process_group()
-    return found
-
-
-def test_all_regroup_where_nobody_died(crew: Crew) -> None:
-    each(crew, regroup_after_mismatch, f"file://{worlds.new_file()}")
-    assert crew.finish() == [(6.0, 3.0)] * 3
-
-
-def regroup_out_of_a_part(_: None, rank: int, where: str) -> tuple[float, int]:
-    """Rank 0 waits in a group that the dead one is not in."""
-    init(rank, where)
-    part = dist.new_group([0, 1])
-    total()
-    say("under way")
-    operation: Callable[[], Any] = (lambda: dist.barrier(part)) if rank == 0 else total
-    with pytest.raises(dist.DistBackendError):
-        operation()
-    paceline.c10d.regroup(timeout=timedelta(seconds=20))
-    found = total(), dist.get_world_size()
-    dist.barrier()
-    dist.destroy_process_group()
-    return found
-
-
-def test_regroup_ends_the_groups_over_parts_of_the_world(crew: Crew) -> None:
-    each(crew, regroup_out_of_a_part, f"file://{worlds.new_file()}")
-    for rank in range(3):
-        crew.hear(rank)
-    crew.kill(2)
-    assert crew.finish([0, 1]) == [(3.0, 2)] * 2
-
-
-def regroup_through_a_death(_: None, rank: int, where: str) -> tuple[float, int]:
-    """Rank 0 dies when the next group is there, and before it has said where its store is."""
-    init(rank, where)
-    with pytest.raises(dist.DistBackendError):
-        dist.all_reduce(torch.ones(3 + rank))
-    if rank == 0:
-        changed: Any = regrouping
-        changed._share_store = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    paceline.c10d.regroup(timeout=timedelta(seconds=20))
-    found = total(), dist.get_world_size()
-    dist.barrier()
-    dist.destroy_process_group()
-    wait_for_the_end_of_threads()
-    assert not _kept
-    return found
-
-
-def test_a_death_inside_regroup_makes_the_group_smaller(crew: Crew) -> None:
-    each(crew, regroup_through_a_death, f"file://{worlds.new_file()}")
-    assert crew.finish([1, 2]) == [(3.0, 2)] * 2
 
 
 def test_a_store_keeps_no_connection_of_a_thread_that_has_ended() -> None:

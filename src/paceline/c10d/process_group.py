@@ -47,9 +47,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     supports_coalescing = False
     supports_time_estimate = False
 
-    def __init__(self, group: Group, store: Store, owned: Sequence[Closeable] = ()) -> None:
+    def __init__(self, group: Group, store: Store, first: Group | None = None, owned: Sequence[Closeable] = ()) -> None:
         super().__init__(group.rank, group.size)
         self.group = group
+        self.first = first or group  # over which `regroup` finds out who is left
+        self._keeps_first = True
         self._group_store = store
         self._group_name = group.name
         self._group_desc = ""
@@ -133,9 +135,19 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         _open.discard(self)
         while self._split_off:
             self._split_off.pop().shutdown()
-        self.group.close()
+        if self.first is not self.group or self._keeps_first:
+            self.group.close()
+        if self._keeps_first:
+            self.first.close()
+        else:
+            self.first.retire()
         while self._owned:
             self._owned.pop().close()
+
+    def hand_over_first(self) -> Group:
+        """To the next world: the first group will outlive this one."""
+        self._keeps_first = False
+        return self.first
 
     # -- reductions --------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from paceline.c10d.process_group import NAME, ProcessGroup
 def create(given: Any, options: Any) -> ProcessGroup:
     """What torch calls for every new group on its members; `given` has the store, the rank and the timeout."""
     if isinstance(options, Formed):
-        return ProcessGroup(options.group, given.store, options.owned)
+        return ProcessGroup(options.group, given.store, options.first, options.owned)
     if options is not None and not isinstance(options, Options):
         raise WrongCall(f"pg_options={options!r}: give a paceline.c10d.Options, or leave it out")
     with translated(), _counting_no_failure():

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from paceline.collective import arguments, ring, tree
+from paceline.collective import arguments, ring, succession, tree
 from paceline.collective.arguments import as_flat, flat, flat_all
 from paceline.collective.base import Operation, Path, Sink
 from paceline.collective.choice import CostModel, candidates, possible
@@ -43,6 +43,7 @@ from paceline.collective.probe import probe
 from paceline.collective.reductions import Reduction, find
 from paceline.collective.sequencer import Key, Sequencer
 from paceline.collective.shared import SharedPath
+from paceline.collective.succession import Describe
 from paceline.errors import GroupError
 from paceline.wire.card import Card
 from paceline.wire.deadline import Deadline
@@ -162,6 +163,30 @@ class Group:
         )
         self._num_followers[members] += 1
         return following
+
+    def succeed(
+        self, *, make_word: Callable[[], bytes], describe: Describe, timeout_s: float, forming_s: float = FORMING_S
+    ) -> tuple[Group, bytes]:
+        """The next group, of who is left of this one, found out among them, in the order of their ranks; and what
+        `make_word` gave on the first of them (empty, if it is alone). All of them call it. Works while this group does,
+        after it failed, after `retire` and again; not after `close`. `timeout_s` is for the operations of the new one;
+        errors name members as `describe` does."""
+        deadline = Deadline(forming_s, "regroup")
+
+        def form(ranks: Sequence[int], name: str) -> Group:
+            return Group.form(
+                self._parts.endpoint,
+                [self.cards[rank] for rank in ranks],
+                list(ranks).index(self.rank),
+                name=name,
+                timeout_s=timeout_s,
+                forming_s=max(0.001, deadline.remaining_s()),
+                model=self.model,
+                ephemeral=self._ephemeral,
+                after=self,
+            )
+
+        return succession.succeed(self._parts, form, make_word, describe, deadline)
 
     def regroup_in_background(self, ranks: Sequence[int], *, forming_s: float = FORMING_S) -> Future[Group]:
         """The same on a thread of its own, while this group goes on."""
@@ -431,16 +456,17 @@ class Group:
         """The shared memory that this member's buffers and `empty` tensors cost now."""
         return self._parts.memory.committed_bytes()
 
-    def survivors(self) -> list[int]:
-        """The ranks that are not known to have ended, or to have left; this one among them. After a failure, those to
-        `regroup` with: who died meanwhile is found out there."""
-        return [rank for rank in range(self.size) if rank == self.rank or not self._health.has_ended(rank)]
-
     def abort(self, reason: str) -> None:
         """End the group: every wait of it, here and on the other members, raises `GroupAborted` with this reason.
         From any thread."""
         text = f"{self._health.describe(self.rank)} aborted: {reason}"
         self._health.fail("aborted", text, self.rank)
+
+    def retire(self) -> None:
+        """End all operations, and their threads. What tells who lives stays until `close`, for `succeed`."""
+        self.abort("the group was retired")
+        self._sequencer.close()
+        self._messages.close()
 
     def close(self) -> None:
         """Say goodbye and let go of memory, connections and threads. Who still needs this member gets `PeerLost`."""

@@ -134,9 +134,10 @@ class Health:
         return self._peers[rank].departed
 
     def has_ended(self, rank: int) -> bool:
-        """Whether a member's process is known to have ended, or to have let go of the group."""
+        """Whether a member's process is known to have ended, or to have let go of the group. That the group failed for
+        its sake does not say so: another connection to it may have broken."""
         failure = self.failure
-        if failure is not None and failure.kind == "lost" and failure.rank == rank:
+        if failure is not None and failure.died and failure.rank == rank:
             return True
         lines = self.lifelines(self.cards[rank].member)
         return not lines or any(is_ready(*line) for line in lines)
