@@ -135,8 +135,15 @@ def open_groups() -> list[ProcessGroup]:
     return list(_open)
 
 
-# A forked child has no part in them.
-os.register_at_fork(after_in_child=_open.clear)
+def _disown_all() -> None:
+    """A forked child has no part in them."""
+    for process_group in open_groups():
+        process_group.group.disown()
+        process_group.first.disown()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 @atexit.register

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from paceline.collective import arguments, ring, succession, tree
-from paceline.collective.arguments import as_flat, flat, flat_all
+from paceline.collective.arguments import as_flat, flat, flat_all, put
 from paceline.collective.base import Operation, Path, Sink
 from paceline.collective.choice import CostModel, candidates, possible
 from paceline.collective.direct import Direct
@@ -270,7 +270,7 @@ class Group:
 
         def body(operation: Operation) -> None:
             with flat(output) as result, flat_all(inputs, writes=False) as sends:
-                result.copy_(sends[self.rank])
+                put(sends[self.rank], result)
 
                 def add(_: int, start: int, chunk: torch.Tensor) -> None:
                     part = result[start : start + chunk.numel()]
@@ -314,8 +314,7 @@ class Group:
 
         def body(operation: Operation) -> None:
             with flat_all(outputs) as pieces, flat(tensor, writes=False) as mine:
-                if pieces[self.rank].data_ptr() != mine.data_ptr():  # it may lie there already
-                    pieces[self.rank].copy_(mine)
+                put(mine, pieces[self.rank])
                 if self.size > 1:
                     self._path.all_gather(operation, pieces)
 
@@ -342,7 +341,7 @@ class Group:
         def body(operation: Operation) -> None:
             with flat(tensor, writes=False) as mine, flat_all(receivers) as pieces:
                 if pieces:
-                    pieces[root].copy_(mine)
+                    put(mine, pieces[root])
                 nothing = mine[:0]
                 sends = [mine if rank == root and self.rank != root else nothing for rank in range(self.size)]
                 self._exchange(operation, sends, [piece.numel() for piece in pieces] or [0] * self.size, _into(pieces))
@@ -369,7 +368,7 @@ class Group:
         def body(operation: Operation) -> None:
             with flat(output) as mine, flat_all(senders, writes=False) as pieces:
                 if pieces:
-                    mine.copy_(pieces[root])
+                    put(pieces[root], mine)
                 receives = [mine.numel() if rank == root and self.rank != root else 0 for rank in range(self.size)]
                 self._exchange(operation, pieces or [mine[:0]] * self.size, receives, _into([mine] * self.size))
 
@@ -390,7 +389,7 @@ class Group:
 
         def body(operation: Operation) -> None:
             with flat_all(outputs) as receivers, flat_all(inputs, writes=False) as senders:
-                receivers[self.rank].copy_(senders[self.rank])
+                put(senders[self.rank], receivers[self.rank])
                 self._exchange(operation, senders, [piece.numel() for piece in receivers], _into(receivers))
 
         return self._operate(Key("all_to_all", "", inputs[0].dtype, (), -1), body, async_op, timeout_s)
@@ -468,6 +467,12 @@ class Group:
         self._sequencer.close()
         self._messages.close()
 
+    def disown(self) -> None:
+        """In a forked child, which has no part in the group, and none of its threads: every call says so."""
+        self._health.disown()
+        self._sequencer.disown()
+        self._messages.disown()
+
     def close(self) -> None:
         """Say goodbye and let go of memory, connections and threads. Who still needs this member gets `PeerLost`."""
         self._health.close()
@@ -532,7 +537,7 @@ def hosts_of(cards: Sequence[Card]) -> tuple[tuple[int, ...], ...]:
 
 
 def _into(outputs: Sequence[torch.Tensor]) -> Sink:
-    def put(source: int, start: int, chunk: torch.Tensor) -> None:
+    def keep(source: int, start: int, chunk: torch.Tensor) -> None:
         outputs[source][start : start + chunk.numel()].copy_(chunk)
 
-    return put
+    return keep

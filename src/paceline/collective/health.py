@@ -374,6 +374,12 @@ class Health:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
+    def disown(self) -> None:
+        """In a forked child, where another thread may have held the lock."""
+        self._lock = threading.RLock()
+        text = f"the group is that of process {os.getppid()}; a process forked from it has no part in it"
+        self.failure = Failure("closed", text, self.rank)
+
     def close(self) -> None:
         """Say goodbye and let go of everything."""
         with self._lock:
