@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import worlds
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 from worlds import each, free_port, init, total, wait_for_the_end_of_threads
 
@@ -220,6 +221,24 @@ def test_those_who_went_on_with_a_dead_leader_come_back_to_those_who_did_not(cre
     crew.run(die_between_two_orders, ranks=[0])
     crew.start(regroup_until_all_work)
     assert crew.finish([1, 2]) == [(3.0, 2)] * 2
+
+
+def regroup_after_abort(_: None) -> None:
+    with pytest.raises(paceline.c10d.WrongCall, match="call init_process_group first"):
+        paceline.c10d.regroup()
+    dist.init_process_group("paceline", store=HashStore(), rank=0, world_size=1)
+    assert paceline.c10d.regroup().size() == 1
+    world = dist.group.WORLD
+    assert world is not None
+    world.abort()
+    with pytest.raises(paceline.c10d.WrongCall, match="aborted or shut down here"):
+        paceline.c10d.regroup()
+    dist.destroy_process_group()
+    wait_for_the_end_of_threads()
+
+
+def test_a_world_that_is_gone_cannot_regroup(crew: Crew) -> None:
+    crew.run(regroup_after_abort, ranks=[0])
 
 
 # -- faults at any moment --------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ def regroup(timeout: timedelta = DEFAULT_TIMEOUT) -> ProcessGroup:
     world = dist.group.WORLD
     if not isinstance(world, ProcessGroup):
         raise WrongCall("regroup needs a default group on the backend paceline; call init_process_group first")
+    if world not in open_groups():
+        raise WrongCall("the default group was aborted or shut down here, and is gone; destroy it and begin again")
     # Who still waits in an operation of the old world comes too; the groups over parts of it first.
     for old in [*(one for one in open_groups() if one is not world), world]:
         old.group.abort("regroup was called")
