@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -17,19 +17,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend fake
 import worlds
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
+from worlds import each, free_port, init, total, wait_for_the_end_of_threads
 
 import paceline.c10d
 from paceline import errors
-from paceline.c10d import process_group, regrouping
+from paceline.c10d import process_group
 from paceline.c10d.calling import movable
 from paceline.c10d.errors import translate
 from paceline.c10d.options import listening_address
 from paceline.c10d.rendezvous import _Board
 from paceline.store import StoreClient, StoreInvitation, StoreServer
-from paceline.store.torch_store import Store, _kept
+from paceline.store.torch_store import Store
 from paceline.testing import netlab
 from paceline.testing.crew import Crew, say
 from paceline.testing.netlab import Netlab
@@ -42,27 +44,6 @@ SHORT = timedelta(seconds=2)
 def crew() -> Iterator[Crew]:
     with Crew(3, form=False) as crew:
         yield crew
-
-
-def each(crew: Crew, task: Callable[..., Any], *arguments: Any) -> None:
-    for rank in range(crew.size):
-        crew.start(task, rank, *arguments, ranks=[rank])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def init(rank: int, where: str, size: int = 3, timeout: timedelta = worlds.TIMEOUT) -> None:
-    dist.init_process_group("paceline", init_method=where, rank=rank, world_size=size, timeout=timeout)
-
-
-def total() -> float:
-    tensor = torch.full((1000,), float(dist.get_rank() + 1))
-    dist.all_reduce(tensor)
-    return float(tensor[0])
 
 
 # -- beginning -------------------------------------------------------------------------------------------------------
@@ -79,13 +60,6 @@ def begin_twice(_: None, rank: int, first: str, second: str) -> list[float]:
         dist.destroy_process_group()
     wait_for_the_end_of_threads()
     return found
-
-
-def wait_for_the_end_of_threads() -> None:
-    deadline = Deadline(10.0, "the end of all worlds")
-    while any(thread.name.startswith("paceline") for thread in threading.enumerate()):
-        deadline.check("threads to end")
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp", "env"])
@@ -130,6 +104,55 @@ def test_a_given_store_serves_one_world_after_the_other(crew: Crew) -> None:
             assert crew.hear(rank) == "failed"
         crew.start(begin_with_store, 0, server.invitation, ranks=[0])
         assert crew.finish() == [[6.0, 6.0]] * 3
+
+
+def begin_beside_others(_: None, rank: int, invitation: StoreInvitation) -> list[float]:
+    """The default group is of a backend that leaves nothing in the store, and does not hold anybody up."""
+    store, found = Store(invitation), []
+    for ranks in ([0, 2], [1, 2], [0, 1, 2], [0, 2], [2, 1]):
+        dist.init_process_group("fake", store=store, rank=rank, world_size=3)
+        part = dist.new_group(ranks, backend="cpu:paceline", timeout=worlds.TIMEOUT)
+        if rank in ranks:
+            tensor = torch.full((10,), rank + 1.0)
+            dist.all_reduce(tensor, group=part)
+            found.append(float(tensor[0]))
+        dist.destroy_process_group()
+    store.close()
+    return found
+
+
+def test_groups_in_a_world_of_another_backend_know_nothing_of_those_before(crew: Crew) -> None:
+    """Torch counts groups from 0 in every world, so on one store other ranks come to a name that was used."""
+    with StoreServer() as server:
+        each(crew, begin_beside_others, server.invitation)
+        assert crew.finish() == [[4.0, 6.0, 4.0], [5.0, 6.0, 5.0], [4.0, 5.0, 6.0, 4.0, 5.0]]
+
+
+def grow(_: None, rank: int, invitation: StoreInvitation) -> list[float]:
+    store, found = Store(invitation), []
+    for size in (2, 3, 2):
+        if rank < size:
+            dist.init_process_group("paceline", store=store, rank=rank, world_size=size, timeout=worlds.TIMEOUT)
+            found.append(total())
+            if len(found) == 1:
+                say("begun")
+            dist.destroy_process_group()
+    store.close()
+    return found
+
+
+def test_the_next_world_may_have_more_ranks_or_less(crew: Crew) -> None:
+    with StoreServer() as server:
+        for rank in range(2):
+            crew.start(grow, rank, server.invitation, ranks=[rank])
+        assert crew.hear(0) == "begun"
+        crew.start(grow, 2, server.invitation, ranks=[2])
+        assert (crew.hear(1), crew.hear(2)) == ("begun", "begun")
+        assert crew.finish() == [[3.0, 6.0, 3.0], [3.0, 6.0, 3.0], [6.0]]
+        with contextlib.closing(StoreClient(server.invitation)) as client:
+            keys = client.keys()
+            left = {key.rpartition("/")[0].rpartition("/")[2] for key in keys if "cpu/" in key}
+        assert left <= {"seat", "owner"}
 
 
 def test_who_comes_again_after_a_try_that_failed_is_let_in() -> None:
@@ -193,15 +216,20 @@ def test_a_wait_that_was_interrupted_leaves_nothing_for_the_next_call() -> None:
             client.close()
 
 
-def alone(_: None, path: str) -> float:
-    init(0, f"file://{path}", size=1)
-    found = total()
-    dist.destroy_process_group()
+def alone(_: None) -> list[float]:
+    found = []
+    for name in ("paceline", "cpu:paceline", "cpu:paceline,cuda:nccl"):
+        dist.init_process_group(name, store=HashStore(), rank=0, world_size=1)
+        assert isinstance(dist.new_group([0]), paceline.c10d.ProcessGroup)
+        found.append(total())
+        with pytest.raises(dist.DistBackendError, match="is on meta; these collectives work in host memory"):
+            dist.all_reduce(torch.ones(1, device="meta"))
+        dist.destroy_process_group()
     return found
 
 
-def test_a_world_of_one(crew: Crew) -> None:
-    assert crew.run(alone, worlds.new_file(), ranks=[0]) == [1.0]
+def test_a_world_of_one_by_every_name_of_the_backend(crew: Crew) -> None:
+    assert crew.run(alone, ranks=[0]) == [[1.0, 1.0, 1.0]]
 
 
 @pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
@@ -485,103 +513,6 @@ def test_a_death_is_named_whatever_was_waited_for(crew: Crew) -> None:
         assert "(rank 1) died" in told["backward"]
         assert told["recv"].startswith("rank 1: recv from")
         assert told["later"].startswith("rank 1: all_reduce")
-
-
-def go_on_with_who_is_left(_: None, rank: int, where: str) -> list[Any]:
-    init(rank, where)
-    found: list[Any] = [total(), os.getpid()]
-    say("under way")
-    while True:
-        try:
-            total()
-        except RuntimeError:
-            world = paceline.c10d.regroup()
-            found += [(world.rank(), world.size()), total()]
-            part = dist.new_group([0])
-            if dist.get_rank() == 0:
-                dist.barrier(part)
-            model = DistributedDataParallel(torch.nn.Linear(4, 4))
-            model(torch.ones(1, 4)).sum().backward()
-            found.append(dist.get_world_size())
-            if world.size() == 1:
-                dist.destroy_process_group()
-                return found
-            say("again")
-
-
-def test_survivors_regroup_until_one_is_left(crew: Crew) -> None:
-    """Rank 0 goes first, with torch's store in it."""
-    each(crew, go_on_with_who_is_left, f"tcp://127.0.0.1:{free_port()}")
-    for rank in range(3):
-        crew.hear(rank)
-    crew.kill(0)
-    for rank in (1, 2):
-        crew.hear(rank)
-    crew.kill(1)
-    (found,) = crew.finish([2])
-    assert found == [6.0, crew.pid(2), (1, 2), 3.0, 2, (0, 1), 1.0, 1]
-
-
-def regroup_after_mismatch(_: None, rank: int, where: str) -> tuple[float, float]:
-    init(rank, where)
-    with pytest.raises(dist.DistBackendError):
-        dist.all_reduce(torch.ones(3 + rank))
-    paceline.c10d.regroup()
-    found = total(), float(dist.get_world_size())
-    dist.barrier()
-    dist.destroy_process_group()
-    return found
-
-
-def test_all_regroup_where_nobody_died(crew: Crew) -> None:
-    each(crew, regroup_after_mismatch, f"file://{worlds.new_file()}")
-    assert crew.finish() == [(6.0, 3.0)] * 3
-
-
-def regroup_out_of_a_part(_: None, rank: int, where: str) -> tuple[float, int]:
-    """Rank 0 waits in a group that the dead one is not in."""
-    init(rank, where)
-    part = dist.new_group([0, 1])
-    total()
-    say("under way")
-    operation: Callable[[], Any] = (lambda: dist.barrier(part)) if rank == 0 else total
-    with pytest.raises(dist.DistBackendError):
-        operation()
-    paceline.c10d.regroup(timeout=timedelta(seconds=20))
-    found = total(), dist.get_world_size()
-    dist.barrier()
-    dist.destroy_process_group()
-    return found
-
-
-def test_regroup_ends_the_groups_over_parts_of_the_world(crew: Crew) -> None:
-    each(crew, regroup_out_of_a_part, f"file://{worlds.new_file()}")
-    for rank in range(3):
-        crew.hear(rank)
-    crew.kill(2)
-    assert crew.finish([0, 1]) == [(3.0, 2)] * 2
-
-
-def regroup_through_a_death(_: None, rank: int, where: str) -> tuple[float, int]:
-    """Rank 0 dies when the next group is there, and before it has said where its store is."""
-    init(rank, where)
-    with pytest.raises(dist.DistBackendError):
-        dist.all_reduce(torch.ones(3 + rank))
-    if rank == 0:
-        changed: Any = regrouping
-        changed._share_store = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    paceline.c10d.regroup(timeout=timedelta(seconds=20))
-    found = total(), dist.get_world_size()
-    dist.barrier()
-    dist.destroy_process_group()
-    wait_for_the_end_of_threads()
-    assert not _kept
-    return found
-
-
-def test_a_death_inside_regroup_makes_the_group_smaller(crew: Crew) -> None:
-    each(crew, regroup_through_a_death, f"file://{worlds.new_file()}")
-    assert crew.finish([1, 2]) == [(3.0, 2)] * 2
 
 
 def test_a_store_keeps_no_connection_of_a_thread_that_has_ended() -> None:

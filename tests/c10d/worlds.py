@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import shutil
+import socket
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 import paceline.c10d
+from paceline.testing.crew import Crew
+from paceline.wire.deadline import Deadline
 
 TIMEOUT = timedelta(seconds=60)
 Program = Callable[[dist.ProcessGroup], Any]
@@ -67,3 +72,37 @@ def assert_same(found: Any, expected: Any, where: str) -> None:
             assert_same(one, other, f"{where}[{index}]")
     else:
         assert found == expected, f"{where}: {found!r} where Gloo has {expected!r}"
+
+
+# -- worlds that tests make themselves -------------------------------------------------------------------------------
+
+
+def each(crew: Crew, task: Callable[..., Any], *arguments: Any) -> None:
+    for rank in range(crew.size):
+        crew.start(task, rank, *arguments, ranks=[rank])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def init(rank: int, where: str, size: int = 3, timeout: timedelta = TIMEOUT, host_label: str = "") -> None:
+    options: Any = paceline.c10d.Options(host_label=host_label)
+    dist.init_process_group(
+        "paceline", init_method=where, rank=rank, world_size=size, timeout=timeout, pg_options=options
+    )
+
+
+def total() -> float:
+    tensor = torch.full((1000,), float(dist.get_rank() + 1))
+    dist.all_reduce(tensor)
+    return float(tensor[0])
+
+
+def wait_for_the_end_of_threads() -> None:
+    deadline = Deadline(10.0, "the end of all worlds")
+    while any(thread.name.startswith("paceline") for thread in threading.enumerate()):
+        deadline.check("threads to end")
+        time.sleep(0.01)

@@ -9,7 +9,7 @@ import layouts
 import pytest
 import torch
 
-from paceline.collective import Group
+from paceline.collective import Group, Handle
 from paceline.collective.conveyor import BIN_BYTES, LARGE_BYTES
 from paceline.testing.crew import Crew
 
@@ -207,6 +207,50 @@ def check_async(group: Group) -> None:
 
 def test_asynchronous_operations_keep_their_order(crew: Crew) -> None:
     crew.run(check_async)
+
+
+def check_mixed_modes(group: Group, waiting: list[int]) -> None:
+    """Some members wait in the call, others later. How large the pieces are depends on that, and must not differ."""
+    rank, size, num = group.rank, group.size, 800_003
+    is_async = rank not in waiting
+    values = [torch.arange(num, dtype=torch.float32) % 1000 + other for other in range(size)]
+    summed = torch.stack(values).sum(0)
+
+    def done(handle: Handle) -> None:
+        handle.wait(30.0)
+
+    for algorithm in algorithms_of(group):
+        for tensor in (values[rank].clone(), group.empty((num,)).copy_(values[rank])):
+            done(group.all_reduce(tensor, algorithm=algorithm, async_op=is_async))
+            assert torch.equal(tensor, summed), algorithm
+    for root in {0, size - 1}:
+        tensor = values[rank].clone()
+        done(group.broadcast(tensor, root, async_op=is_async))
+        assert torch.equal(tensor, values[root])
+        tensor = values[rank].clone()
+        done(group.reduce(tensor, root, async_op=is_async))
+        assert torch.equal(tensor, summed if rank == root else values[rank])
+        parts = [torch.zeros(num) for _ in range(size)] if rank == root else None
+        done(group.gather(values[rank], parts, root, async_op=is_async))
+        assert parts is None or all(map(torch.equal, parts, values))
+        part = torch.zeros(num)
+        done(group.scatter(part, values if rank == root else None, root, async_op=is_async))
+        assert torch.equal(part, values[rank])
+    outputs = [torch.zeros(num) for _ in range(size)]
+    done(group.all_gather(outputs, values[rank], async_op=is_async))
+    assert all(map(torch.equal, outputs, values))
+    outputs = [torch.zeros(num) for _ in range(size)]
+    done(group.all_to_all(outputs, [values[rank] + 10 * target for target in range(size)], async_op=is_async))
+    assert all(torch.equal(out, value + 10 * rank) for out, value in zip(outputs, values, strict=True))
+    output = torch.zeros(num)
+    done(group.reduce_scatter(output, [values[rank] + target for target in range(size)], async_op=is_async))
+    assert torch.equal(output, summed + size * rank)
+    group.barrier()
+
+
+@pytest.mark.parametrize("waiting", [[0], [1, 2, 3, 4]], ids=["the first waits", "the others wait"])
+def test_members_that_wait_and_members_that_do_not_mix(crew: Crew, waiting: list[int]) -> None:
+    crew.run(check_mixed_modes, waiting)
 
 
 def check_messages(group: Group) -> None:

@@ -90,6 +90,10 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a view of its bytes if its type is one that is only moved and never reduced."""
     if tensor.dtype in NAMES or tensor.layout is not torch.strided:
         return tensor
+    if tensor.is_quantized:  # torch's views of its bytes crash
+        raise WrongCall(
+            f"a quantized tensor ({tensor.dtype}) cannot be moved; move its int_repr(), and how it was made"
+        )
     try:
         return tensor.view(_SAME_BYTES[tensor.dtype.itemsize])
     except (KeyError, RuntimeError) as error:
@@ -121,7 +125,9 @@ def split_rows(name: str, tensor: torch.Tensor, splits: Sequence[int] | None, si
         if num_rows % size:
             raise WrongCall(f"{name}: {num_rows} rows cannot be divided equally among {size} ranks; give split sizes")
         rows = [num_rows // size] * size
-    if len(rows) != size or sum(rows) != num_rows:
-        raise WrongCall(f"{name}: split sizes {rows} do not add up to {num_rows} rows of {size} ranks")
+    if len(rows) != size or sum(rows) != num_rows or min(rows) < 0:
+        raise WrongCall(
+            f"{name}: split sizes {rows} are not {size} numbers, none below 0, that add up to {num_rows} rows"
+        )
     width = tensor.numel() // num_rows if num_rows else 0
     return [count * width for count in rows]

@@ -35,10 +35,12 @@ class Closeable(Protocol):
 
 
 class Formed:
-    """A group that exists already, to be torch's next one, and what is to be closed after it."""
+    """A group that exists already, to be torch's next one, the first one of these processes, and what is to be closed
+    after both."""
 
-    def __init__(self, group: Group, owned: Sequence[Closeable]) -> None:
+    def __init__(self, group: Group, first: Group, owned: Sequence[Closeable]) -> None:
         self.group = group
+        self.first = first
         self.owned = owned
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -20,12 +20,12 @@ from paceline.c10d.process_group import NAME, ProcessGroup
 def create(given: Any, options: Any) -> ProcessGroup:
     """What torch calls for every new group on its members; `given` has the store, the rank and the timeout."""
     if isinstance(options, Formed):
-        return ProcessGroup(options.group, given.store, options.owned)
+        return ProcessGroup(options.group, given.store, options.first, options.owned)
     if options is not None and not isinstance(options, Options):
         raise WrongCall(f"pg_options={options!r}: give a paceline.c10d.Options, or leave it out")
     with translated(), _counting_no_failure():
         group = rendezvous.form(
-            _keys_of_this_world(given.store),
+            _keys_of(given.global_ranks_in_group, given.store),
             given.group_rank,
             given.group_size,
             name=str(given.group_id),
@@ -46,14 +46,13 @@ def _counting_no_failure() -> Iterator[None]:
         raise
 
 
-def _keys_of_this_world(store: Store) -> Store:
+def _keys_of(members: Sequence[int], store: Store) -> Store:
     """Torch counts groups from 0 in every world: on a store that has seen one before, the same name may be that of
-    other ranks. Members of one world know each other by names that were drawn when it formed."""
-    world = dist.group.WORLD
-    if not isinstance(world, ProcessGroup):
+    other ranks, with other members. Those of the default group are not listed."""
+    if not members:
         return store
-    members = ",".join(card.member for card in world.group.cards)
-    return PrefixStore(f"world {hashlib.sha256(members.encode()).hexdigest()[:16]}", store)
+    ranks = ",".join(map(str, members))
+    return PrefixStore(f"ranks {hashlib.sha256(ranks.encode()).hexdigest()[:16]}", store)
 
 
 def register() -> None:

@@ -14,28 +14,31 @@ the process that held it, so the new rank 0 serves the next one, until that worl
 
 What it does not do: know which steps counted on whom, or which samples are done. That is what a Session is for.
 
-Failure: `TimedOut` if survivors do not come; further deaths meanwhile only make the group smaller. Groups of the old
-world are destroyed when it succeeds.
+How they agree: `collective/succession.py`. The first group of these processes, over which they do, stays in the
+background until the last world is destroyed.
+
+Failure: `TimedOut` names the survivors that did not come; further deaths meanwhile only make the group smaller. Groups
+of the old world are destroyed when it succeeds; when it does not, it can be called again.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import msgspec
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from paceline.c10d.errors import WrongCall, translated
 from paceline.c10d.options import Closeable, Formed
 from paceline.c10d.process_group import NAME, ProcessGroup, open_groups
-from paceline.collective import Group
-from paceline.errors import GroupAborted, PeerLost
 from paceline.store import StoreInvitation, StoreServer
 from paceline.store.torch_store import Store
-from paceline.wire.deadline import MAX_SECONDS, Deadline
+from paceline.wire.card import Card
+from paceline.wire.deadline import MAX_SECONDS
 
 DEFAULT_TIMEOUT = timedelta(seconds=60)
 
@@ -45,14 +48,28 @@ def regroup(timeout: timedelta = DEFAULT_TIMEOUT) -> ProcessGroup:
     world = dist.group.WORLD
     if not isinstance(world, ProcessGroup):
         raise WrongCall("regroup needs a default group on the backend paceline; call init_process_group first")
+    if world not in open_groups():
+        raise WrongCall("the default group was aborted or shut down here, and is gone; destroy it and begin again")
     # Who still waits in an operation of the old world comes too; the groups over parts of it first.
     for old in [*(one for one in open_groups() if one is not world), world]:
         old.group.abort("regroup was called")
-    with translated():
-        following, served = _form_again(world.group, Deadline(min(timeout.total_seconds(), MAX_SECONDS), "regroup"))
+    served = _Served(host=world.group.cards[world.group.rank].address[0])
+    try:
+        with translated():
+            following, word = world.first.succeed(
+                make_word=served.open,
+                describe=functools.partial(_describe, world.group.cards),
+                timeout_s=world.group.timeout_s,
+                forming_s=min(timeout.total_seconds(), MAX_SECONDS),
+            )
+        served.connect(word, world.group.timeout_s)
+    except BaseException:
+        served.close()
+        raise
+    first = world.hand_over_first()
     try:
         dist.destroy_process_group()
-        options: Any = Formed(following, served.owned)
+        options: Any = Formed(following, first, served.owned)
         dist.init_process_group(
             NAME,
             store=served.store,
@@ -62,63 +79,40 @@ def regroup(timeout: timedelta = DEFAULT_TIMEOUT) -> ProcessGroup:
             pg_options=options,
         )
     except BaseException:
-        following.close()
-        served.close()
+        for owned in (following, first, served):
+            owned.close()
         raise
     made = dist.group.WORLD
     assert isinstance(made, ProcessGroup)
     return made
 
 
+def _describe(cards: Sequence[Card], card: Card) -> str:
+    """By the rank that it has in the world that ends."""
+    return f"rank {cards.index(card)}" if card in cards else f"{card.role} {card.member}"
+
+
 class _Served:
     """A store for the groups to come, and what of it belongs to this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self._host = host
         self.store: Any = None
         self.owned: list[Closeable] = []
+
+    def open(self) -> bytes:
+        """On the first rank: serve it, and say where."""
+        server = StoreServer(host=self._host)
+        self.owned.append(server)
+        return msgspec.json.encode(server.invitation)
+
+    def connect(self, word: bytes, timeout_s: float) -> None:
+        if not word:  # of who is alone
+            self.store = HashStore()
+            return
+        store = self.store = Store(msgspec.json.decode(word, type=StoreInvitation), timedelta(seconds=timeout_s))
+        self.owned.append(store)
 
     def close(self) -> None:
         while self.owned:
             self.owned.pop().close()
-
-
-def _form_again(group: Group, deadline: Deadline) -> tuple[Group, _Served]:
-    """Members that see different deaths first try in vain with different lists, until all have the same. All of them
-    are in the new group and know its store, or all try again: the old one stays until then, to tell who lives."""
-    while True:
-        deadline.check("the survivors to agree on who is left")
-        following, served = None, _Served()
-        try:
-            following = group.regroup(group.survivors(), forming_s=_rest(deadline))
-            _share_store(following, served, deadline)
-            return following, served
-        except BaseException as error:
-            if following is not None:
-                following.close()
-            served.close()
-            if not isinstance(error, PeerLost | GroupAborted):
-                raise
-
-
-def _share_store(group: Group, served: _Served, deadline: Deadline) -> None:
-    """The first rank serves it, and says where over the new group."""
-    if group.size == 1:
-        served.store = HashStore()
-        return
-    text = b""
-    if group.rank == 0:
-        server = StoreServer(host=group.cards[0].address[0])
-        served.owned.append(server)
-        text = msgspec.json.encode(server.invitation)
-    length = torch.tensor([len(text)])
-    group.broadcast(length, 0, timeout_s=_rest(deadline))
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(length), dtype=torch.uint8)
-    group.broadcast(data, 0, timeout_s=_rest(deadline))
-    invitation = msgspec.json.decode(bytes(data.tolist()), type=StoreInvitation)
-    store = served.store = Store(invitation, timedelta(seconds=group.timeout_s))
-    served.owned.append(store)
-    group.barrier(timeout_s=_rest(deadline))
-
-
-def _rest(deadline: Deadline) -> float:
-    return max(0.001, deadline.remaining_s())

@@ -1,15 +1,15 @@
 """How processes that share a c10d store become a group.
 
-    each     seat/RANK                  counts the groups that this rank had by this store: the round
-    each     ROUND/here/RANK            who it is, how many it expects, its public key
-    rank 0   ROUND/secret/KEY           the group's secret, sealed for the owner of that key
-    each     ROUND/card/SESSION/RANK    where it is reached; the session is told by the secret
+    each     seat/RANK, owner/RANK      counts and names who comes with this rank, again or as a second process
+    each     here/RANK                  how many it expects, its public key; deleted when all cards are there
+    rank 0   secret/KEY                 the group's secret, sealed for the owner of that key, who deletes it
+    each     card/SESSION/RANK          where it is reached; the session is told by the secret; deleted in the end
     then all form the group over their own connections; the store is not needed any more
 
-A second group over the same keys, after the first was destroyed, is the next round on all ranks. A try that failed does
-not count: the rank comes again to the same round, with another key, for which rank 0 seals the secret again. The same
-round on one rank by two processes is a mistake: the later of them is told, the earlier one goes on. Groups other than
-the default one have keys of their own in each world (`registering`), because the next world may make others.
+So nothing of a group that began is left for the next one over the same keys to take for its own; torch counts groups
+from 0 in every world, and `registering` keeps groups of other members apart. A try that failed leaves its key: the rank
+comes again with another, for which rank 0 seals the secret again. Two processes with one rank are a mistake: the later
+of them is told, the earlier one goes on.
 
 Failure: `StoreFailed` names the ranks that did not come, or says that the store is gone; `WrongCall` says which two
 ranks disagree about the world's size, or which process has the rank already.
@@ -47,9 +47,14 @@ TURN_S = 0.5  # after which rank 0 looks whether somebody has come anew
 _tokens: dict[int, str] = {}
 
 
-class _Here(msgspec.Struct, frozen=True):
+class _Owner(msgspec.Struct, frozen=True):
+    """Who has a rank: a process, and where it runs."""
+
     process: str
     place: str
+
+
+class _Here(msgspec.Struct, frozen=True):
     size: int
     public: bytes
 
@@ -87,7 +92,9 @@ def form(store: Store, rank: int, size: int, *, name: str, timeout_s: float, opt
         except BaseException:
             endpoint.close()
             raise
-        return _form(endpoint, cards, rank, name, deadline)
+        group = _form(endpoint, cards, rank, name, deadline)
+        board.clear("card")
+        return group
     except BaseException:
         board.stand_up()
         raise
@@ -121,34 +128,24 @@ def _check_addresses(cards: list[Card], rank: int) -> None:
 
 
 class _Board:
-    """The group's keys in the store, in the round that this rank is in."""
+    """The group's keys in the store."""
 
     def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
         self._store = store
         self._rank = rank
         self._size = size
         self._deadline = deadline
-        self._round = 0
+        self._is_seated = False
         self._secret = b""
         self._seal = Seal()
         self._publics: list[bytes] = []
 
     def sit_down(self) -> None:
-        """Take the rank in the next round, and see who has the others."""
-        with self._store_answers():
-            self._round = self._store.add(f"seat/{self._rank}", 1)
-        if self._round > 1:
-            before = self._read(f"{self._round - 1}/here/{self._rank}", _Here)
-            if before.process != _this_process():
-                raise WrongCall(
-                    f"rank {self._rank} is taken by process {before.place}; give every process a rank of its own, and "
-                    "a restarted one a new store"
-                )
-        place = f"{os.getpid()} on {socket.gethostname()} ({this_host()[:4]})"
-        mine = _Here(_this_process(), place, self._size, self._seal.public)
-        self._write(f"{self._round}/here/{self._rank}", mine)
+        """Take the rank, and see who has the others."""
+        self._take_seat()
+        self._write(f"here/{self._rank}", _Here(self._size, self._seal.public))
         for rank in range(self._size):
-            here = self._read(f"{self._round}/here/{rank}", _Here)
+            here = self._read(f"here/{rank}", _Here)
             if here.size != self._size:
                 raise WrongCall(
                     f"rank {rank} expects a world of {here.size} processes, rank {self._rank} one of {self._size}; "
@@ -156,9 +153,24 @@ class _Board:
                 )
             self._publics.append(here.public)
 
+    def _take_seat(self) -> None:
+        with self._store_answers():
+            is_first = self._store.add(f"seat/{self._rank}", 1) == 1
+        self._is_seated = True
+        if is_first:
+            place = f"{os.getpid()} on {socket.gethostname()} ({this_host()[:4]})"
+            self._write(f"owner/{self._rank}", _Owner(_this_process(), place))
+            return
+        owner = self._read(f"owner/{self._rank}", _Owner, only_of=self._rank)
+        if owner.process != _this_process():
+            raise WrongCall(
+                f"rank {self._rank} is taken by process {owner.place}; give every process a rank of its own, and "
+                "a restarted one a new store"
+            )
+
     def stand_up(self) -> None:
-        """After a try that failed: the next one is in the same round."""
-        if self._round:
+        """After a try that failed: the rank is free for any process."""
+        if self._is_seated:
             with contextlib.suppress(StoreFailed), self._store_answers():
                 self._store.add(f"seat/{self._rank}", -1)
 
@@ -168,6 +180,7 @@ class _Board:
             # With the key it was sealed by: that which the first rank left may be of a try before.
             sealed = self._read(self._secret_key(self._seal.public), _Sealed, only_of=0)
             self._secret = self._seal.open(sealed.secret, sealed.public)
+            self._delete(self._secret_key(self._seal.public))
         else:
             self._secret = secrets.token_bytes(32)
             for rank in range(1, self._size):
@@ -180,23 +193,33 @@ class _Board:
         self._write(self._secret_key(theirs), sealed)
 
     def _secret_key(self, public: bytes) -> str:
-        return f"{self._round}/secret/{public.hex()}"
+        return f"secret/{public.hex()}"
 
     def exchange(self, what: str, mine: Body, body_type: type[Body]) -> list[Body]:
         """Leave one's own, and read all ranks', in the order of ranks."""
-        session = hashlib.sha256(b"paceline c10d session" + self._secret).hexdigest()[:16]
-        place = f"{self._round}/{what}/{session}"
+        place = self._place(what)
         self._write(f"{place}/{self._rank}", mine)
         if self._rank == 0:
             for rank in range(1, self._size):
                 self._admit(rank, f"{place}/{rank}")
-        return [self._read(f"{place}/{rank}", body_type) for rank in range(self._size)]
+        found = [self._read(f"{place}/{rank}", body_type) for rank in range(self._size)]
+        # All are past reading it; and nobody is past the forming of the group before it is gone.
+        self._delete(f"here/{self._rank}")
+        return found
+
+    def clear(self, what: str) -> None:
+        """After what all have read."""
+        self._delete(f"{self._place(what)}/{self._rank}")
+
+    def _place(self, what: str) -> str:
+        session = hashlib.sha256(b"paceline c10d session" + self._secret).hexdigest()[:16]
+        return f"{what}/{session}"
 
     def _admit(self, rank: int, key: str) -> None:
         """Wait until a rank, which has the secret, has left a key. What it had left before may be of a try that failed,
         and its key for the secret another now."""
         while not self._comes(key) and not self._deadline.expired():
-            here = self._read(f"{self._round}/here/{rank}", _Here)
+            here = self._read(f"here/{rank}", _Here)
             if here.public != self._publics[rank]:
                 self._publics[rank] = here.public
                 self._hand_secret_to(rank)
@@ -208,6 +231,11 @@ class _Board:
             except (dist.DistError, RuntimeError):
                 return bool(self._store.check([key]))  # raises if the store is gone
         return True
+
+    def _delete(self, key: str) -> None:
+        """Some stores cannot; then what is left there costs the next group a turn."""
+        with contextlib.suppress(dist.DistError, RuntimeError, NotImplementedError, OSError):
+            self._store.delete_key(key)
 
     def _write(self, key: str, body: object) -> None:
         with self._store_answers():

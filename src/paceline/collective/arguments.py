@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from paceline.wire.dtypes import NAMES, name_of
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def check_tensor(name: str, tensor: torch.Tensor, *, writes: bool = True) -> None:
@@ -17,10 +20,16 @@ def check_tensor(name: str, tensor: torch.Tensor, *, writes: bool = True) -> Non
         tensor.is_cpu
         and tensor.layout is torch.strided
         and tensor.dtype in NAMES
+        and not tensor.is_nested
         and tensor.is_contiguous()
         and not tensor.is_inference()
+        and type(tensor) in _PLAIN
     ):
         return
+    if isinstance(tensor, FakeTensor):
+        raise TypeError(f"{name} is a fake tensor, which has no data; give a real one, or use the backend fake")
+    if tensor.is_nested:
+        raise TypeError(f"{name} is a nested tensor; move its parts (unbind()), or their values and sizes")
     if not tensor.is_cpu:
         raise TypeError(
             f"{name} is on {tensor.device}; these collectives work in host memory. "
@@ -90,6 +99,13 @@ def as_flat(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor
     # Not view(-1): that keeps the odd stride which a tensor of one element may have.
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def put(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy between flat tensors that may be one, or overlap."""
+    distance = abs(source.data_ptr() - target.data_ptr())
+    if distance:
+        target.copy_(source.clone() if distance < source.nbytes else source)
 
 
 class flat:

@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from paceline.collective import arguments, ring, tree
-from paceline.collective.arguments import as_flat, flat, flat_all
+from paceline.collective import arguments, ring, succession, tree
+from paceline.collective.arguments import as_flat, flat, flat_all, put
 from paceline.collective.base import Operation, Path, Sink
 from paceline.collective.choice import CostModel, candidates, possible
 from paceline.collective.direct import Direct
@@ -43,6 +43,7 @@ from paceline.collective.probe import probe
 from paceline.collective.reductions import Reduction, find
 from paceline.collective.sequencer import Key, Sequencer
 from paceline.collective.shared import SharedPath
+from paceline.collective.succession import Describe
 from paceline.errors import GroupError
 from paceline.wire.card import Card
 from paceline.wire.deadline import Deadline
@@ -163,6 +164,30 @@ class Group:
         self._num_followers[members] += 1
         return following
 
+    def succeed(
+        self, *, make_word: Callable[[], bytes], describe: Describe, timeout_s: float, forming_s: float = FORMING_S
+    ) -> tuple[Group, bytes]:
+        """The next group, of who is left of this one, found out among them, in the order of their ranks; and what
+        `make_word` gave on the first of them (empty, if it is alone). All of them call it. Works while this group does,
+        after it failed, after `retire` and again; not after `close`. `timeout_s` is for the operations of the new one;
+        errors name members as `describe` does."""
+        deadline = Deadline(forming_s, "regroup")
+
+        def form(ranks: Sequence[int], name: str) -> Group:
+            return Group.form(
+                self._parts.endpoint,
+                [self.cards[rank] for rank in ranks],
+                list(ranks).index(self.rank),
+                name=name,
+                timeout_s=timeout_s,
+                forming_s=max(0.001, deadline.remaining_s()),
+                model=self.model,
+                ephemeral=self._ephemeral,
+                after=self,
+            )
+
+        return succession.succeed(self._parts, form, make_word, describe, deadline)
+
     def regroup_in_background(self, ranks: Sequence[int], *, forming_s: float = FORMING_S) -> Future[Group]:
         """The same on a thread of its own, while this group goes on."""
         future: Future[Group] = Future()
@@ -245,7 +270,7 @@ class Group:
 
         def body(operation: Operation) -> None:
             with flat(output) as result, flat_all(inputs, writes=False) as sends:
-                result.copy_(sends[self.rank])
+                put(sends[self.rank], result)
 
                 def add(_: int, start: int, chunk: torch.Tensor) -> None:
                     part = result[start : start + chunk.numel()]
@@ -289,8 +314,7 @@ class Group:
 
         def body(operation: Operation) -> None:
             with flat_all(outputs) as pieces, flat(tensor, writes=False) as mine:
-                if pieces[self.rank].data_ptr() != mine.data_ptr():  # it may lie there already
-                    pieces[self.rank].copy_(mine)
+                put(mine, pieces[self.rank])
                 if self.size > 1:
                     self._path.all_gather(operation, pieces)
 
@@ -317,7 +341,7 @@ class Group:
         def body(operation: Operation) -> None:
             with flat(tensor, writes=False) as mine, flat_all(receivers) as pieces:
                 if pieces:
-                    pieces[root].copy_(mine)
+                    put(mine, pieces[root])
                 nothing = mine[:0]
                 sends = [mine if rank == root and self.rank != root else nothing for rank in range(self.size)]
                 self._exchange(operation, sends, [piece.numel() for piece in pieces] or [0] * self.size, _into(pieces))
@@ -344,7 +368,7 @@ class Group:
         def body(operation: Operation) -> None:
             with flat(output) as mine, flat_all(senders, writes=False) as pieces:
                 if pieces:
-                    mine.copy_(pieces[root])
+                    put(pieces[root], mine)
                 receives = [mine.numel() if rank == root and self.rank != root else 0 for rank in range(self.size)]
                 self._exchange(operation, pieces or [mine[:0]] * self.size, receives, _into([mine] * self.size))
 
@@ -365,7 +389,7 @@ class Group:
 
         def body(operation: Operation) -> None:
             with flat_all(outputs) as receivers, flat_all(inputs, writes=False) as senders:
-                receivers[self.rank].copy_(senders[self.rank])
+                put(senders[self.rank], receivers[self.rank])
                 self._exchange(operation, senders, [piece.numel() for piece in receivers], _into(receivers))
 
         return self._operate(Key("all_to_all", "", inputs[0].dtype, (), -1), body, async_op, timeout_s)
@@ -431,16 +455,23 @@ class Group:
         """The shared memory that this member's buffers and `empty` tensors cost now."""
         return self._parts.memory.committed_bytes()
 
-    def survivors(self) -> list[int]:
-        """The ranks that are not known to have ended, or to have left; this one among them. After a failure, those to
-        `regroup` with: who died meanwhile is found out there."""
-        return [rank for rank in range(self.size) if rank == self.rank or not self._health.has_ended(rank)]
-
     def abort(self, reason: str) -> None:
         """End the group: every wait of it, here and on the other members, raises `GroupAborted` with this reason.
         From any thread."""
         text = f"{self._health.describe(self.rank)} aborted: {reason}"
         self._health.fail("aborted", text, self.rank)
+
+    def retire(self) -> None:
+        """End all operations, and their threads. What tells who lives stays until `close`, for `succeed`."""
+        self.abort("the group was retired")
+        self._sequencer.close()
+        self._messages.close()
+
+    def disown(self) -> None:
+        """In a forked child, which has no part in the group, and none of its threads: every call says so."""
+        self._health.disown()
+        self._sequencer.disown()
+        self._messages.disown()
 
     def close(self) -> None:
         """Say goodbye and let go of memory, connections and threads. Who still needs this member gets `PeerLost`."""
@@ -506,7 +537,7 @@ def hosts_of(cards: Sequence[Card]) -> tuple[tuple[int, ...], ...]:
 
 
 def _into(outputs: Sequence[torch.Tensor]) -> Sink:
-    def put(source: int, start: int, chunk: torch.Tensor) -> None:
+    def keep(source: int, start: int, chunk: torch.Tensor) -> None:
         outputs[source][start : start + chunk.numel()].copy_(chunk)
 
-    return put
+    return keep

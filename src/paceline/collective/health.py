@@ -134,9 +134,10 @@ class Health:
         return self._peers[rank].departed
 
     def has_ended(self, rank: int) -> bool:
-        """Whether a member's process is known to have ended, or to have let go of the group."""
+        """Whether a member's process is known to have ended, or to have let go of the group. That the group failed for
+        its sake does not say so: another connection to it may have broken."""
         failure = self.failure
-        if failure is not None and failure.kind == "lost" and failure.rank == rank:
+        if failure is not None and failure.died and failure.rank == rank:
             return True
         lines = self.lifelines(self.cards[rank].member)
         return not lines or any(is_ready(*line) for line in lines)
@@ -372,6 +373,12 @@ class Health:
                     peer.watch.send("note", note, deadline=Deadline(NOTE_S, f"a note to {peer.watch.peer}"))
 
     # -- the end -----------------------------------------------------------------------------------------------------
+
+    def disown(self) -> None:
+        """In a forked child, where another thread may have held the lock."""
+        self._lock = threading.RLock()
+        text = f"the group is that of process {os.getppid()}; a process forked from it has no part in it"
+        self.failure = Failure("closed", text, self.rank)
 
     def close(self) -> None:
         """Say goodbye and let go of everything."""

@@ -172,6 +172,12 @@ class Lane:
                 future.set_exception(error)
             del entry, job, future, error  # an idle lane holds no tensor alive
 
+    def disown(self) -> None:
+        """In a forked child, where no other thread is left, whatever it held."""
+        self._turn, self._guard = threading.RLock(), threading.Lock()
+        self._thread = self._at_work = None
+        self._num_pending, self._closed = 0, True
+
     def close(self) -> None:
         """Let the thread end after what is queued; the caller has made that fail or finish."""
         with self._guard:

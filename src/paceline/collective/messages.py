@@ -74,6 +74,13 @@ class Messages:
                 self._lanes[rank] = Lane(f"paceline-{operation}")
             return self._lanes[rank]
 
+    def disown(self) -> None:
+        """In a forked child."""
+        self._guard = threading.Lock()
+        for lane in self._lanes.values():
+            lane.disown()
+        self._reception.disown()
+
     def close(self) -> None:
         with self._guard:
             lanes = list(self._lanes.values())

@@ -229,6 +229,12 @@ class Reception:
             posted, self._posted = self._posted, []
         return posted
 
+    def disown(self) -> None:
+        """In a forked child."""
+        self._guard, self._driving = threading.RLock(), threading.Lock()
+        self._thread = self._driver = None
+        self._posted = []
+
     def close(self) -> None:
         """After the health has failed: whoever drives ends by itself."""
         with self._guard:

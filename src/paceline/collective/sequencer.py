@@ -109,6 +109,9 @@ class Sequencer:
         found = self._signatures[key] = (signature, encoded, str(signature))
         return found
 
+    def disown(self) -> None:
+        self._lane.disown()
+
     def close(self) -> None:
         self._lane.close()
 
