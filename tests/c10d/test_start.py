@@ -42,6 +42,7 @@ WORLDS = """
             dist.barrier(part)
         groups = [None, dist.new_group()] + ([part] if rank < 2 else [])
         made = {dist.get_backend(group) for group in groups}
+        dist.monitored_barrier(timeout=timedelta(seconds=30))
         print("found", int(total), *made, is_open(), "paceline" in dist.Backend.backend_list, flush=True)
         dist.barrier()
         dist.destroy_process_group()

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import Backend
 
 from paceline.c10d.options import Options
-from paceline.c10d.process_group import NAME
+from paceline.c10d.process_group import NAME, ProcessGroup
 
 
 def with_our_backend(
@@ -29,6 +30,12 @@ def with_our_backend(
         if not isinstance(bound.arguments.get("backend_options"), Options):
             bound.arguments["backend_options"] = None  # Gloo's own
     return bound.args, bound.kwargs
+
+
+def our_group(group: Any) -> ProcessGroup | None:
+    """The group that a call means, if it is one of ours."""
+    found = dist.group.WORLD if group is None else group
+    return found if isinstance(found, ProcessGroup) else None
 
 
 def _is_for_us(backend: str) -> bool:

@@ -8,7 +8,7 @@ Contract
 - When the script begins, its environment and `sys.path` are as without us, the descriptor of the store is closed, and
   another `sitecustomize` that there is has been run. What the script starts finds nothing of ours.
 - What stays is a finder in `sys.meta_path` until torch.distributed has been imported: then one handler in torch's table
-  of them, and with --backend one function of torch in a wrapper. Nothing else of Paceline is imported before a script
+  of them, and with --backend two functions of torch in wrappers. Nothing else of Paceline is imported before a script
   makes a world; a script without torch pays for reading this file.
 - A forked child has what its parent has. Programs that the script starts, itself once more included, are on their own.
 
@@ -35,6 +35,7 @@ BACKEND_VARIABLE = "PACELINE_BACKEND"  # what stands in for Gloo; not set where 
 # Those that tell the run's world from others, and which of its workers this is.
 WORLD_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _TORCH = "torch.distributed"
+_WRAPPED = ("_new_process_group_helper", "monitored_barrier")
 
 
 class Preparation:
@@ -49,7 +50,7 @@ class Preparation:
         # As names in torch.distributed, some of its modules are functions.
         handlers = getattr(sys.modules.get(f"{_TORCH}.rendezvous"), "_rendezvous_handlers", {})
         groups: Any = sys.modules.get(f"{_TORCH}.distributed_c10d")
-        if self._backend and not ("env" in handlers and hasattr(groups, "_new_process_group_helper")):
+        if self._backend and not ("env" in handlers and all(hasattr(groups, name) for name in _WRAPPED)):
             version = getattr(sys.modules.get("torch"), "__version__", "of unknown version")
             raise RuntimeError(
                 f"--backend {self._backend}: torch {version} has no torch.distributed, or makes its groups in another "
@@ -61,6 +62,8 @@ class Preparation:
             _say("this torch has no env:// that could be led to the run's store")
         if self._backend:
             groups._new_process_group_helper = _with_our_backend(groups._new_process_group_helper)
+            monitored = _with_our_barrier(groups.monitored_barrier)
+            groups.monitored_barrier = sys.modules[_TORCH].monitored_barrier = monitored  # type: ignore[attr-defined]
 
     def _entry_to_store(self, original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         found: list[Callable[..., Iterator[Any]]] = []
@@ -89,6 +92,20 @@ def _with_our_backend(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*arguments, **named)
 
     return make_group
+
+
+def _with_our_barrier(original: Callable[..., None]) -> Callable[..., None]:
+    """Torch would refuse a group that is not called gloo, which is what the script asked for."""
+
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        from paceline.c10d.substitution import our_group
+
+        if (ours := our_group(group)) is not None:
+            ours.monitored_barrier(timeout, wait_all_ranks)
+        else:
+            original(group, timeout, wait_all_ranks)
+
+    return monitored_barrier
 
 
 def _say(what: str) -> None:
