@@ -216,6 +216,31 @@ def test_a_wait_that_was_interrupted_leaves_nothing_for_the_next_call() -> None:
             client.close()
 
 
+def test_the_first_rank_looks_for_a_newcomer_that_has_just_gone_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its look for the other's card, in vain, and for a new key, the other left the card and took its key."""
+    store = HashStore()
+    boards = [_Board(store, rank, 2, Deadline(10.0, "test")) for rank in range(2)]
+    come = boards[0]._comes
+    looks: list[str] = []
+
+    def look_too_early(key: str) -> bool:
+        looks.append(key)
+        while len(looks) == 1 and store.check(["here/1"]):
+            time.sleep(0.01)
+        return len(looks) > 1 and come(key)
+
+    monkeypatch.setattr(boards[0], "_comes", look_too_early)
+
+    def form(board: _Board) -> list[int]:
+        board.sit_down()
+        board.agree_on_secret()
+        return board.exchange("number", board._rank, int)
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(form, boards)) == [[0, 1]] * 2
+    assert len(looks) == 2
+
+
 def alone(_: None) -> list[float]:
     found = []
     for name in ("paceline", "cpu:paceline", "cpu:paceline,cuda:nccl"):

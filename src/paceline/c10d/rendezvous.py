@@ -43,6 +43,7 @@ from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
 Body = TypeVar("Body")
+_NOTHING = "?"  # which no key ever holds
 TURN_S = 0.5  # after which rank 0 looks whether somebody has come anew
 _tokens: dict[int, str] = {}
 
@@ -219,8 +220,8 @@ class _Board:
         """Wait until a rank, which has the secret, has left a key. What it had left before may be of a try that failed,
         and its key for the secret another now."""
         while not self._comes(key) and not self._deadline.expired():
-            here = self._read(f"here/{rank}", _Here)
-            if here.public != self._publics[rank]:
+            here = self._look(f"here/{rank}", _Here)
+            if here is not None and here.public != self._publics[rank]:
                 self._publics[rank] = here.public
                 self._hand_secret_to(rank)
 
@@ -240,6 +241,12 @@ class _Board:
     def _write(self, key: str, body: object) -> None:
         with self._store_answers():
             self._store.set(key, msgspec.json.encode(body).decode())
+
+    def _look(self, key: str, body_type: type[Body]) -> Body | None:
+        """What is there now. `get` would wait for a key that its owner has just taken away."""
+        with self._store_answers():
+            found = self._store.compare_set(key, _NOTHING, _NOTHING)
+            return None if found.decode() == _NOTHING else msgspec.json.decode(found, type=body_type)
 
     def _read(self, key: str, body_type: type[Body], *, only_of: int | None = None) -> Body:
         """What a rank, and it alone or each under its number, leaves under a key."""
