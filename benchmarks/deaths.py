@@ -11,6 +11,7 @@ own keeps it from other MPIs: `python -m venv ulfm && ulfm/bin/pip install openm
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -104,7 +105,7 @@ def cases_of(mpirun: Path | None) -> dict[Case, Callable[[], tuple[float, float]
     shapes = [(*pair, size) for pair in layouts for size in (256, 4 << 20)]
     shapes += [("aaa", "direct", 4 << 20), ("abc", "ring", 4 << 20)]
     cases: dict[Case, Callable[[], tuple[float, float]]] = {
-        shape: lambda shape=shape: one_death(*shape) for shape in shapes
+        shape: functools.partial(one_death, *shape) for shape in shapes
     }
     if mpirun is not None:
         cases["aaa", "Open MPI, ULFM", 4 << 20] = lambda: one_ulfm_death(mpirun, 3, 4 << 20)

@@ -14,6 +14,7 @@ fails tells those it has met. Either way nothing is left behind.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -26,6 +27,7 @@ from paceline.collective.links import Links
 from paceline.collective.mailbox import Mailbox
 from paceline.collective.neighbourhood import FIXED_BYTES, Neighbour, Neighbourhood, check_size, hold_lifelines
 from paceline.errors import AddressError, ConnectionLost, HandshakeRefused
+from paceline.wire.beacon import Watch, beacons_of
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
@@ -54,9 +56,12 @@ class Parts(msgspec.Struct, frozen=True):
     local: Neighbourhood
     links: Links
     mailbox: Mailbox
+    watches: tuple[Watch, ...]
 
     def close(self) -> None:
         """Let go of everything but the endpoint; the health is released last, when no thread waits any more."""
+        for watch in self.watches:
+            watch.close()
         self.health.close()
         self.endpoint.close_room(room_of(self.name))
         self.links.close()
@@ -160,6 +165,15 @@ class _Former:
         self._holder: LifelineHolder | None = None
         self._toucher: threading.Thread | None = None
         endpoint.open_room(self._room)
+        far = {number: card for number, card in enumerate(cards) if card.host != cards[rank].host}
+        beacons = beacons_of(endpoint) if far else None
+        self._watches = tuple(
+            beacons.watch(card.member, functools.partial(self.health.went_out, number))
+            for number, card in far.items()
+            if beacons is not None
+        )
+        if beacons is not None:
+            beacons.light(far.values())
 
     def assemble(self) -> Parts:
         memory = self._ready_memory or SharedMemory.create(FIXED_BYTES + total_bytes())
@@ -200,6 +214,7 @@ class _Former:
             local=Neighbourhood(self.health, memory, near, self._holder),
             links=Links(self.health, self.connect),
             mailbox=Mailbox(self.health, self, conveyor),
+            watches=self._watches,
         )
 
     def _finish_touching(self) -> None:
@@ -315,6 +330,8 @@ class _Former:
 
     def give_up(self, error: BaseException) -> None:
         """Tell those that are here already, and let go of everything."""
+        for watch in self._watches:
+            watch.close()
         self._finish_touching()
         me = self.health.describe(self._rank)
         self.health.fail("aborted", f"forming the group failed on {me}: {type(error).__name__}: {error}", self._rank)

@@ -184,6 +184,18 @@ class Health:
                 self.lost(rank, DIED)
             return self.failure is not None and self.failure.died
 
+    def went_out(self, rank: int, _: str) -> None:
+        """The beacon of a member on another host went out: the kernel there closed what its process held."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            peer = self._peers.get(rank)
+            if peer is not None:
+                with contextlib.suppress(WireError):
+                    self._read_notes(rank, peer)  # it may have left in order before
+            if peer is None or not peer.departed:
+                self.lost(rank, "was lost (its process ended)")
+
     def gone(self, rank: int, how: str, operation: str) -> GroupError:
         """A member is needed but went away: it left, or a connection to it broke. It may have gone because of
         another's failure, of which a note is on its way: give that a moment before blaming this one."""

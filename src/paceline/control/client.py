@@ -97,7 +97,15 @@ class MemberClient(Generic[AMachine]):
         self._is_main = False  # as of the last report
         self.leases: LeaseHolder | None = None
         owner = Owner(self._compose, self._hear, self.progress.reconnected, on_orphaned, self._is_spent)
-        self._courier = Courier(ticket, credentials, MEMBERS_ROOM, owner, heartbeat_s=heartbeat_s, orphan_s=orphan_s)
+        self._courier = Courier(
+            ticket,
+            credentials,
+            MEMBERS_ROOM,
+            owner,
+            heartbeat_s=heartbeat_s,
+            orphan_s=orphan_s,
+            lights_beacon=True,
+        )
         self._courier.start()
 
     # -- the machine -------------------------------------------------------------------------------------------------

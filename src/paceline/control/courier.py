@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from paceline.control.line import Bell, Line
 from paceline.control.ticket import Ticket
 from paceline.errors import AddressError, ConnectionLost, WireError
+from paceline.wire.beacon import BEACONS_ROOM, Beacon
 from paceline.wire.card import this_host
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
@@ -34,6 +35,7 @@ logger = logging.getLogger("paceline.control")
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 CONNECTING_S = 5.0
+BEACON_S = 1.0
 QUIET_S = 5.0
 SILENT_LINE_S = 15.0  # an answer comes to every heartbeat; without any, the connection is taken for dead
 
@@ -73,6 +75,7 @@ class Courier:
         *,
         heartbeat_s: float,
         orphan_s: float,
+        lights_beacon: bool = False,
     ) -> None:
         if not 0 < heartbeat_s < SILENT_LINE_S:
             raise ValueError(f"heartbeat_s={heartbeat_s} must be above 0 and below {SILENT_LINE_S:g} s")
@@ -80,6 +83,7 @@ class Courier:
         self._owner = owner
         self._heartbeat_s = heartbeat_s
         self._orphan_s = orphan_s
+        self._lights_beacon = lights_beacon
         self._bell = Bell()
         self._news = False
         self._heard = time.monotonic()
@@ -155,11 +159,24 @@ class Courier:
         connection = reach(self._ticket, self._mine, self._purpose, deadline=deadline, waiter=_Interruptible(self))
         connection.waiter = PLAIN
         line = Line(connection, self._bell)
+        beacon = self._light_beacon() if self._lights_beacon else None
         try:
             self._owner.on_connected()
             self._converse(line)
         finally:
             line.close()
+            if beacon is not None:
+                beacon.close()
+
+    def _light_beacon(self) -> Beacon | None:
+        """So that the coordinator hears of the end of this process before its memory is freed."""
+        try:
+            deadline = Deadline(BEACON_S, "lighting a beacon for the coordinator")
+            purpose = f"{BEACONS_ROOM}/{self._mine.identity.member}"
+            return Beacon.of(reach(self._ticket, self._mine, purpose, deadline=deadline, waiter=_Interruptible(self)))
+        except WireError as error:
+            logger.debug("%s", error)
+            return None
 
     def _converse(self, line: Line) -> None:
         beat_at = 0.0

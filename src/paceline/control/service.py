@@ -45,6 +45,7 @@ from paceline.control.switchboard import Callers, Switchboard
 from paceline.control.ticket import Access, Ticket
 from paceline.errors import AddressError, ConnectionLost, PacelineError, ProtocolError
 from paceline.wire import calls
+from paceline.wire.beacon import beacons_of
 from paceline.wire.card import this_host
 from paceline.wire.connection import Connection
 from paceline.wire.endpoint import Endpoint
@@ -118,6 +119,8 @@ class Service:
             stack.callback(self._recorder.halt)
             tickets.write_access(self._folder, Access(os.getpid(), self.ticket))
             self._cleanup = stack.pop_all()
+        # A member whose beacon went out is not connected any more: the connection itself ends later, with its memory.
+        beacons_of(self._endpoint).watch(None, self._lose)
         self._endpoint.open_room(MEMBERS_ROOM, self._members.welcome)
         self._endpoint.open_room(AGENTS_ROOM, self._agents.welcome)
         self._endpoint.open_room(COMMANDS_ROOM, self._people.welcome)
@@ -176,8 +179,11 @@ class Service:
         self._driver.post(Connected(visitor.member))
 
     def _member_left(self, visitor: Visitor) -> None:
+        self._lose(visitor.member)
+
+    def _lose(self, member: str) -> None:
         with contextlib.suppress(ConnectionLost):
-            self._driver.post(Disconnected(visitor.member))
+            self._driver.post(Disconnected(member))
 
     def _hear_member(self, visitor: Visitor, header: Header) -> None:
         if header.kind == "report":

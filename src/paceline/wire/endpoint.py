@@ -120,6 +120,7 @@ class Endpoint:
         self._logged: set[tuple[str, str]] = set()
         self._closed = False
         self._handshakes: Counter[str] = Counter()
+        self._on_close: list[Callable[[], None]] = []
         self._closing = eventfd()
         found = resolve(host, port)
         with creating:
@@ -164,8 +165,9 @@ class Endpoint:
                 del self._expected[purpose]
 
     def num_rooms(self) -> int:
+        """How many rooms are open whose visitors somebody expects."""
         with self._lock:
-            return len(self._rooms)
+            return sum(handler is None for handler in self._rooms.values())
 
     def expect(self, purpose: str, *, keeps_ended: bool = False) -> Expectation:
         """A visitor that has gone again is taken for one of an earlier try, unless what it left is wanted."""
@@ -289,10 +291,16 @@ class Endpoint:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Let something that was built on this endpoint end with it."""
+        self._on_close.append(callback)
+
     def close(self) -> None:
         """Stop listening; connections that were handed out live on."""
         if self._closing.number < 0:
             return
+        for callback in self._on_close:
+            callback()
         os.eventfd_write(self._closing.fileno(), 1)
         self._acceptor.join()
         with self._lock:
