@@ -32,7 +32,7 @@ NAME = "fleet"
 PATIENCE_S = 120.0
 _LOOK_S = 0.02
 
-# Arguments: the folder, seconds of each step. A worker writes when it began each step's body to steps-PID, and at the
+# Arguments: the folder, seconds of each step. A worker writes each step that it has committed to steps-PID, and at the
 # end how often it has counted each sample to counts-PID: least, most, epochs. The file `enough` ends the run.
 COUNTING = """
 import os, pathlib, sys, time
@@ -54,7 +54,7 @@ with open(folder / f"steps-{os.getpid()}", "w", buffering=1) as steps:
     for epoch in session.epochs(100_000):
         for batch in epoch:
             session.step(loss_fn, batch)
-            print(time.monotonic(), session.steps, file=steps)
+            print(time.monotonic(), session.steps, session.size, file=steps)
         if session.should_stop(float("inf") if (folder / "enough").exists() else -float(session.steps), patience=0):
             break
 epochs = session.steps * BATCH // NUM
@@ -63,10 +63,11 @@ epochs = session.steps * BATCH // NUM
 
 
 class Step(NamedTuple):
-    """A step that a worker has committed: when (time.monotonic) and which."""
+    """A step that a worker has committed: when (time.monotonic), which, and with how many workers."""
 
     at: float
     number: int
+    size: int
 
 
 class Fleet:
@@ -167,7 +168,7 @@ class Fleet:
         except FileNotFoundError:
             return []
         rows = [line.split() for line in lines if line.endswith("\n")]
-        return [Step(float(at), int(number)) for at, number in rows]
+        return [Step(float(at), int(number), int(size)) for at, number, size in rows]
 
     def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
         deadline = time.monotonic() + timeout_s
