@@ -46,6 +46,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/index.py --json benchmarks/results/index.json
 	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/deaths.py
+	$(BIN)/python benchmarks/hosts.py
 	$(BIN)/python benchmarks/aborts.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/steps.py

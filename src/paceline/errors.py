@@ -97,7 +97,20 @@ def _lost_again(message: str, member: str, rank: int, died: bool) -> PeerLost:
 
 
 class Mismatch(GroupError):
-    """Members called different operations, or the same one with tensors that do not fit together."""
+    """Members called different operations, or the same one with tensors that do not fit together. `is_internal` says
+    that no script can be the cause: Paceline itself did different things on two members."""
+
+    def __init__(self, message: str, *, is_internal: bool = False) -> None:
+        super().__init__(message)
+        self.is_internal = is_internal
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _differed_again, (type(self), str(self), self.is_internal)
+
+
+def _differed_again(kind: type[Mismatch], message: str, is_internal: bool) -> Mismatch:
+    """Unpickles a `Mismatch`, one of whose arguments has a name."""
+    return kind(message, is_internal=is_internal)
 
 
 class GroupAborted(GroupError):

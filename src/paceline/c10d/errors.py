@@ -61,7 +61,7 @@ def translate(error: BaseException) -> BaseException:
     if isinstance(error, errors.PeerLost):
         return PeerLost(str(error), member=error.member, rank=error.rank, died=error.died)
     if isinstance(error, errors.Mismatch):
-        return Mismatch(str(error))
+        return Mismatch(str(error), is_internal=error.is_internal)
     if isinstance(error, errors.GroupError):
         return Aborted(str(error))
     if isinstance(error, errors.DeadlineExceeded):

@@ -47,3 +47,18 @@ def candidates(hosts: Sequence[Sequence[int]]) -> tuple[str, ...]:
 def possible(hosts: Sequence[Sequence[int]]) -> tuple[str, ...]:
     """The algorithms that work for this layout."""
     return ("direct", "ring", "tree", "hierarchical") if len(hosts) == 1 else ("ring", "tree", "hierarchical")
+
+
+class ModelShelf:
+    """The models of a member's groups so far, one for each set of algorithms: a run that shrank to one host and grows
+    again need not measure again."""
+
+    def __init__(self) -> None:
+        self._models: dict[frozenset[str], CostModel] = {}
+
+    def put(self, model: CostModel) -> None:
+        self._models[frozenset(model.points)] = model
+
+    def get(self, hosts: Sequence[Sequence[int]]) -> CostModel | None:
+        """The latest model that fits this layout of ranks on hosts."""
+        return self._models.get(frozenset(candidates(hosts)))

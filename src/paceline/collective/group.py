@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from paceline.collective import arguments, ring, succession, tree
+from paceline.collective.agreement import Course, agreed, decode_model, encode_model, fits, word_of
 from paceline.collective.arguments import as_flat, flat, flat_all, put
 from paceline.collective.base import Operation, Path, Sink
 from paceline.collective.choice import CostModel, candidates, possible
@@ -43,6 +44,7 @@ from paceline.collective.probe import probe
 from paceline.collective.reductions import Reduction, find
 from paceline.collective.sequencer import Key, Sequencer
 from paceline.collective.shared import SharedPath
+from paceline.collective.signature import AGREE, PROBE, SHOW, chosen
 from paceline.collective.succession import Describe
 from paceline.errors import GroupError
 from paceline.wire.card import Card
@@ -56,6 +58,8 @@ FORMING_S = 60.0
 _MAX_CACHED = 1024
 
 Synchronous = Callable[[Operation, torch.Tensor, Reduction], None]
+# What to combine by, how to move it, and the key that the operation is signed with: it names what `auto` chose.
+Reducer = tuple[Reduction, Synchronous, tuple[Any, ...]]
 
 
 class Group:
@@ -88,7 +92,7 @@ class Group:
         self.on_death: Callable[[str], None] | None = None
         parts.local.watch_lifelines(self._lose)
         self._num_followers: Counter[str] = Counter()
-        self._reducers: dict[tuple[Any, ...], tuple[Reduction, Synchronous]] = {}
+        self._reducers: dict[tuple[Any, ...], Reducer] = {}
 
     @classmethod
     def form(
@@ -110,8 +114,9 @@ class Group:
         """Form a group with the members that the cards name, in that order; all of them call this with the same cards
         and name.
 
-        Without a `model` the links are probed for at most a second. An `ephemeral` endpoint is closed with its last
-        group. A group that this one comes `after` tells of members that die before they have come here. With a
+        A `model` is what this member would choose algorithms by; the group takes that of the lowest rank that has one,
+        and where nobody has, all probe their links for at most a second. An `ephemeral` endpoint is closed with its
+        last group. A group that this one comes `after` tells of members that die before they have come here. With a
         `cancellation`, another thread can end the forming: `GroupAborted`. `reserve_bytes` for tensors from `empty` are
         made ready meanwhile, or were before, in `memory` that a `SpareMemory` gave."""
         deadline = Deadline(forming_s, f"forming group {name}")
@@ -119,18 +124,7 @@ class Group:
         parts = assemble(endpoint, cards, rank, name, deadline, witness, cancellation, reserve_bytes, memory)
         group = cls(parts, timeout_s=timeout_s, ephemeral=ephemeral)
         try:
-            group.barrier(timeout_s=max(0.001, deadline.remaining_s()))
-            names = candidates(group.hosts)
-            if model is not None and set(model.points) == set(names):
-                group.model = model
-            elif len(names) > 1:
-                group.model = probe(
-                    lambda tensor, op, algorithm: group.all_reduce(
-                        tensor, op, algorithm=algorithm, timeout_s=max(0.001, deadline.remaining_s())
-                    ),
-                    group.empty,
-                    names,
-                )
+            group._settle_model(model, deadline)
         except BaseException:
             group.close()
             raise
@@ -220,16 +214,7 @@ class Group:
         """Every member's tensor becomes the reduction of all, the same bits on each."""
         arguments.check_tensor("tensor", tensor)
         key = ("all_reduce", op, tensor.dtype, tensor.shape, -1, algorithm, ())
-        reduction, chosen = self._reducers.get(key) or self._choose_reducer(key, tensor)
-
-        def body(operation: Operation) -> None:
-            if (data := as_flat(tensor)) is not None:
-                chosen(operation, data, reduction)
-            else:
-                with flat(tensor) as copy:
-                    chosen(operation, copy, reduction)
-
-        return self._operate(key, body, async_op, timeout_s)
+        return self._all_reduce(key, tensor, async_op, timeout_s)
 
     def reduce(
         self,
@@ -498,7 +483,47 @@ class Group:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _choose_reducer(self, key: tuple[Any, ...], tensor: torch.Tensor) -> tuple[Reduction, Synchronous]:
+    def _settle_model(self, model: CostModel | None, deadline: Deadline) -> None:
+        """Come to a cost model that all members have, as `agreement` says; returns when all of them are here."""
+        names = candidates(self.hosts)
+        if len(names) == 1:
+            self.barrier(timeout_s=_left_s(deadline))
+            return
+        own = model if model is not None and fits(model, names) else None
+        encoded = encode_model(own) if own is not None else None
+        word = torch.tensor(word_of(self.rank, self.size, encoded), dtype=torch.int64)
+        self._all_reduce((AGREE, "max", word.dtype, word.shape, -1, "tree", ()), word, False, _left_s(deadline))
+        course, source, num_bytes = agreed(word.tolist(), self.size)
+        if course is Course.PROBE:
+            self.model = probe(functools.partial(self._probe_once, deadline), self.empty, names)
+        elif course is Course.TAKE:
+            shown = torch.zeros(num_bytes, dtype=torch.uint8)
+            if source == self.rank and encoded is not None:
+                shown.copy_(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
+            key = Key(SHOW, "", shown.dtype, shown.shape, source)
+            self._operate(key, lambda run: self._path.broadcast(run, shown, source), False, _left_s(deadline))
+            self.model = decode_model(shown.numpy().tobytes(), names)
+        elif own is not None:
+            self.model = own
+
+    def _probe_once(self, deadline: Deadline, tensor: torch.Tensor, op: str, algorithm: str) -> None:
+        self._all_reduce((PROBE, op, tensor.dtype, tensor.shape, -1, algorithm, ()), tensor, False, _left_s(deadline))
+
+    def _all_reduce(
+        self, key: tuple[Any, ...], tensor: torch.Tensor, async_op: bool, timeout_s: float | None
+    ) -> Handle:
+        reduction, reduce, signed = self._reducers.get(key) or self._choose_reducer(key, tensor)
+
+        def body(operation: Operation) -> None:
+            if (data := as_flat(tensor)) is not None:
+                reduce(operation, data, reduction)
+            else:
+                with flat(tensor) as copy:
+                    reduce(operation, copy, reduction)
+
+        return self._operate(signed, body, async_op, timeout_s)
+
+    def _choose_reducer(self, key: tuple[Any, ...], tensor: torch.Tensor) -> Reducer:
         """How to reduce tensors like this one; looked up once for each type, shape, reduction and algorithm."""
         _, op, dtype, _, _, algorithm, _ = key
         reduction = find(op, dtype)
@@ -507,13 +532,16 @@ class Group:
                 f"algorithm {algorithm!r} does not work for {len(self.hosts)} host(s); "
                 f"choose auto or one of: {', '.join(possible(self.hosts))}"
             )
-        name = self.model.choose(tensor.nbytes) if algorithm == "auto" else algorithm
-        chosen = self._algorithms[name]
+        name, signed = algorithm, key
+        if algorithm == "auto":
+            name = self.model.choose(tensor.nbytes)
+            signed = (*key[:5], chosen(name), key[6])
+        reduce = self._algorithms[name]
         if self.size == 1 or tensor.numel() == 0:
-            chosen = self._meet_only
+            reduce = self._meet_only
         if len(self._reducers) >= _MAX_CACHED:
             self._reducers.clear()
-        found = self._reducers[key] = (reduction, chosen)
+        found = self._reducers[key] = (reduction, reduce, signed)
         return found
 
     def _meet_only(self, operation: Operation, _: torch.Tensor, __: Reduction) -> None:
@@ -534,6 +562,10 @@ def hosts_of(cards: Sequence[Card]) -> tuple[tuple[int, ...], ...]:
     for rank, card in enumerate(cards):
         hosts.setdefault(card.host, []).append(rank)
     return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def _left_s(deadline: Deadline) -> float:
+    return max(0.001, deadline.remaining_s())
 
 
 def _into(outputs: Sequence[torch.Tensor]) -> Sink:

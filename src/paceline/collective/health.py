@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from paceline.collective.signature import Numbered, Signature
+from paceline.collective.signature import Numbered, Signature, is_own_fault
 from paceline.errors import (
     DeadlineExceeded,
     GroupAborted,
@@ -46,11 +46,14 @@ ROLL_CALL_MS = 250
 REMEMBERED = 64
 MAX_REASON = 4096
 DIED = "died"
+SAME_CALLS = "every member must call the same operations in the same order with tensors that fit"
+OWN_FAULT = "no script can cause this: it is a fault of Paceline; please report it with the logs of both"
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Why a group ended; one of "lost", "mismatch", "aborted", "closed". `rank` is who was lost, or who says so;
-    `number` the operation in which whoever says so was; `died` that the kernel has seen the end of who was lost."""
+    """Why a group ended; one of "lost", "mismatch", "fault" (a mismatch that is our own doing), "aborted", "closed".
+    `rank` is who was lost, or who says so; `number` the operation in which whoever says so was; `died` that the kernel
+    has seen the end of who was lost."""
 
     kind: str
     text: str
@@ -162,8 +165,9 @@ class Health:
         text = f"{operation} in group {self.name}: {failure.text}"
         if failure.kind == "lost":
             return PeerLost(text, member=self.cards[failure.rank].member, rank=failure.rank, died=failure.died)
-        kinds: dict[str, type[GroupError]] = {"mismatch": Mismatch, "closed": GroupClosed}
-        return kinds.get(failure.kind, GroupAborted)(text)
+        if failure.kind in ("mismatch", "fault"):
+            return Mismatch(text, is_internal=failure.kind == "fault")
+        return (GroupClosed if failure.kind == "closed" else GroupAborted)(text)
 
     def lost(self, rank: int, how: str) -> None:
         """A member is gone without a word of its own."""
@@ -246,12 +250,12 @@ class Health:
         said = str(theirs) if theirs is not None else "something unreadable"
         if their_number not in (None, number):
             said = f"operation {their_number}, {said},"
-        self.fail(
-            "mismatch",
-            f"operation {number} is {mine} on {self.describe(self.rank)} but {said} on {self.describe(rank)}; "
-            "every member must call the same operations in the same order with tensors that fit",
-            rank,
+        is_ours = theirs is not None and is_own_fault(mine, theirs)
+        remedy = OWN_FAULT if is_ours else SAME_CALLS
+        text = (
+            f"operation {number} is {mine} on {self.describe(self.rank)} but {said} on {self.describe(rank)}; {remedy}"
         )
+        self.fail("fault" if is_ours else "mismatch", text, rank)
 
     def _compare(self, number: int, rank: int, theirs: Signature) -> None:
         known, mine = self._mine[number % REMEMBERED]

@@ -15,6 +15,10 @@ from paceline.wire import decoding
 from paceline.wire.frame import UNREADABLE
 
 _LENGTH = struct.Struct("<I")
+# What a group does of its own accord, when it forms: no script calls these.
+AGREE, SHOW, PROBE = "agree", "show", "probe"
+_OWN = frozenset({AGREE, SHOW, PROBE})
+_AUTO = "auto="
 
 
 class Signature(msgspec.Struct, frozen=True, array_like=True):
@@ -37,6 +41,20 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
             parts.append(f"sizes={list(self.sizes)}")
         inside = ", ".join(([tensor] if tensor else []) + parts)
         return f"{self.operation}({inside})"
+
+
+def chosen(algorithm: str) -> str:
+    """How a signature names an algorithm that `auto` chose: members that chose differently differ."""
+    return _AUTO + algorithm
+
+
+def is_own_fault(one: Signature, other: Signature) -> bool:
+    """Whether a difference is the group's own doing, which nothing in a script could bring about: what is called when a
+    group forms, or only what `auto` chose."""
+    if one.operation in _OWN or other.operation in _OWN:
+        return True
+    both_chose = one.algorithm.startswith(_AUTO) and other.algorithm.startswith(_AUTO)
+    return both_chose and one != other and msgspec.structs.replace(one, algorithm=other.algorithm) == other
 
 
 class Numbered(msgspec.Struct, frozen=True, array_like=True):

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 
 from paceline.collective import Group
-from paceline.collective.choice import CostModel
+from paceline.collective.choice import ModelShelf
 from paceline.collective.forming import Cancellation
+from paceline.collective.group import hosts_of
 from paceline.collective.spare import SpareMemory
 from paceline.control.member_events import Broke, Event, Formed, Unformed
 from paceline.control.messages import Plan, Start
@@ -40,7 +41,7 @@ class Groups:
         self._forming: dict[int, Cancellation] = {}
         self._retired: list[tuple[int, Group]] = []
         self._in_use = 0
-        self._model: CostModel | None = None
+        self._models = ModelShelf()
         self._threads: list[threading.Thread] = []
         self._undertaker: threading.Thread | None = None
         self._closed = False
@@ -65,6 +66,7 @@ class Groups:
         assert self._endpoint is not None
         with self._changed:
             after = max(self._formed.items(), default=(0, None))[1]
+            model = self._models.get(hosts_of([seat.card for seat in plan.seats]))
         try:
             group = Group.form(
                 self._endpoint,
@@ -73,7 +75,7 @@ class Groups:
                 name=f"{self._run}.{plan.generation}",
                 timeout_s=OPERATION_S,
                 forming_s=FORMING_S,
-                model=self._model,
+                model=model,
                 after=after,
                 cancellation=cancellation,
                 reserve_bytes=self.reserve_bytes,
@@ -91,7 +93,7 @@ class Groups:
             is_wanted = self._forming.pop(plan.generation, None) is not None and not self._closed
             if is_wanted:
                 self._formed[plan.generation] = group
-                self._model = group.model
+                self._models.put(group.model)
         if is_wanted:
             # Also in the middle of a computation, and however long it takes.
             group.on_death = lambda member: self._post(Broke(plan.generation, (member,), died=True))

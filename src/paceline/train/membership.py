@@ -254,6 +254,8 @@ class Membership:
         try:
             return attempt(self._place)
         except Mismatch as error:
+            if error.is_internal:  # the script has no part in it, and must not be blamed
+                raise
             raise Mismatch(f"{self._place} does not fit what another worker does; {ALIKE} ({error})") from error
         except (GroupError, WireError) as error:
             logger.debug("operation %d in generation %d: %s", work.operation, plan.generation, error)
