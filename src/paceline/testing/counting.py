@@ -138,6 +138,7 @@ class Counting(NamedTuple):
         if self.rule == "adagrad" and (kept := contents.state["optimizers"][0].get(0)):
             sums = (kept["sum"].double() * self.batch**2).round().to(torch.int64)
             faults += _differing("the optimizer", sums, wanted.view(counts.shape))
+            faults += self._faults_of_steps(contents, len(layout.spans), float(kept["step"])) if leased else []
         if layout.partitions is not None:
             tree = contents.state["tables"].get("table", {})
             ids = tree.get("ids", torch.empty(0, dtype=torch.int64))
@@ -148,6 +149,17 @@ class Counting(NamedTuple):
             faults += _differing("the table", found[None], by_range[layout.partitions.of(numbers), numbers][None])
             if len(ids) != len(ids.unique()):
                 faults.append("the table: ids come more than once")
+        return faults
+
+    def _faults_of_steps(self, contents: Contents, num_ranges: int, step: float) -> list[str]:
+        """How often the optimizer was called for each range."""
+        faults = []
+        for number in range(num_ranges):
+            epoch, prefix, beyond = contents.state["leases"][str(number)]
+            found = float(contents.state["counts"].get(str(number), {}).get("step", step))
+            wanted = epoch * self.num_leases + prefix + len(beyond)
+            if found != wanted:
+                faults.append(f"range {number}: its optimizer has counted {found:g} updates, not {wanted}")
         return faults
 
     def _expected_by_range(self, contents: Contents, layout: Layout, *, leased: bool) -> list[torch.Tensor]:
@@ -177,7 +189,7 @@ def _differing(what: str, counts: torch.Tensor, wanted: torch.Tensor) -> list[st
     numbers = sorted({number for _, number in bad})
     copy, number = bad[0]
     return [
-        f"{what}: {len(numbers)} samples ({numbers[:8]}...) in {len({copy for copy, _ in bad})} of {len(counts)} copies "
-        f"do not count as they should: sample {number} of copy {copy} {int(counts[copy, number])} times, not "
+        f"{what}: {len(numbers)} samples ({numbers[:8]}...) in {len({copy for copy, _ in bad})} of {len(counts)} copies"
+        f" do not count as they should: sample {number} of copy {copy} {int(counts[copy, number])} times, not "
         f"{int(wanted[copy, number])}"
     ]
