@@ -6,7 +6,7 @@ from keeper_cases import replicas
 
 from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
-from paceline.server.messages import Answer, Apply, Commit, Need, Refusal, Stage
+from paceline.server.messages import Answer, Apply, Commit, Need, Record, Refusal, Stage
 
 
 def placed(*primaries: str, version: int = 1) -> Placement:
@@ -25,6 +25,17 @@ def test_a_server_that_has_not_answered_is_not_asked_again() -> None:
     errand.requests(placed("a", "b"))
     assert errand.requests(placed("a", "b")) == {}
     assert errand.under_way
+
+
+def test_what_an_answer_has_of_ranges_that_moved_does_not_count() -> None:
+    """It was exported, but by one who was not primary any more when it was answered."""
+    old, new = (Record(True, False, 0, 0, prefix, (), 1) for prefix in (3, 5))
+    errand = Errand(range(2), pull=Need(), exports=True)
+    errand.requests(placed("a", "a"))
+    assert errand.answered("a", Answer(2, pulled={1: Refusal.MOVED}, records={0: old, 1: old})) == (0,)
+    errand.requests(placed("a", "b", version=2))
+    assert errand.answered("b", Answer(2, records={1: new})) == (1,)
+    assert errand.records == {0: old, 1: new}
 
 
 def test_it_is_done_when_every_range_is() -> None:

@@ -63,9 +63,20 @@ class LeaseSet(msgspec.Struct):
         found.add_all(both)
         return found
 
+    def joined(self, other: LeaseSet) -> LeaseSet:
+        """What is done in either."""
+        found = self.copy()
+        found.update(other)
+        return found
+
     def copy(self) -> LeaseSet:
         return LeaseSet(self.epoch, self.prefix, set(self.beyond))
 
     def __len__(self) -> int:
         """Of the present epoch."""
         return self.prefix + len(self.beyond)
+
+
+def lease_set(epoch: int, prefix: int, beyond: Iterable[int]) -> LeaseSet:
+    """As it is kept in checkpoints."""
+    return LeaseSet(epoch, prefix, set(beyond))

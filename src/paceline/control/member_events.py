@@ -21,6 +21,7 @@ class Kind(Enum):
     EVALUATE = "evaluate"
     DECIDE = "decide"
     END = "end"
+    REFRESH = "refresh"  # the end of an epoch of leases
 
 
 class Ready(NamedTuple):

@@ -167,7 +167,7 @@ class GroupClient:
                 self._lose(server, errand, error, deadline)
         for server, parcel in sent.items():
             try:
-                errand.answered(server, self._receive(server, parcel, deadline))
+                parcel.given = errand.answered(server, self._receive(server, parcel, deadline))
             except WireError as error:
                 self._lose(server, errand, error, deadline)
 

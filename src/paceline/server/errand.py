@@ -62,10 +62,10 @@ class Errand:
         self._under_way.update(found)
         return found
 
-    def answered(self, server: str, answer: Answer) -> Request:
-        """An answer came; the request that it answers."""
+    def answered(self, server: str, answer: Answer) -> tuple[int, ...]:
+        """An answer came; the ranges of which it gave what was wanted. What else it tells of a range, another will."""
         request = self._under_way.pop(server)
-        self.records.update(answer.records)
+        given = []
         for counted in answer.counted.values():
             self.counted = counted
         for number in request.ranges:
@@ -74,12 +74,15 @@ class Errand:
             # What was not pushed is pulled again with the push: it must be seen in what is pulled.
             if request.pull is not None and number not in answer.pulled and number not in answer.pushed:
                 self._to_pull.discard(number)
+                given.append(number)
+                if number in answer.records:
+                    self.records[number] = answer.records[number]
             refusal = answer.pushed.get(number) or answer.pulled.get(number)
             if refusal is None:
                 self.refusals.pop(number, None)
             else:
                 self.refusals[number] = refusal
-        return request
+        return tuple(given)
 
     def lost(self, server: str) -> None:
         """The connection broke: whether anything was done is found out by asking again."""

@@ -163,13 +163,15 @@ class UpdateSettings(msgspec.Struct, frozen=True, array_like=True):
 @dataclass
 class Parcel:
     """A detail with its tensors. `wanted` are those to be filled; `written` the ranges whose wants are filled. `answer`
-    is what came back, if more was asked for than to fill tensors."""
+    is what came back, if more was asked for than to fill tensors, and `given` are the ranges of which it counts: of
+    others, which moved meanwhile, another server has the say."""
 
     detail: Detail = field(default_factory=Detail)
     tensors: list[torch.Tensor] = field(default_factory=list)
     wanted: list[torch.Tensor] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
     answer: Parcel | None = None
+    given: tuple[int, ...] = ()
 
     def slice(self, where: Slice) -> torch.Tensor:
         return self.tensors[where.tensor].view(-1)[where.start : where.start + where.length]

@@ -57,8 +57,9 @@ class Aggregation(Protocol):
         """The ids of a table's rows, in order, and the rows."""
 
     def full_state(self) -> dict[str, Any]:
-        """What a checkpoint needs beside that: "tables", where they are elsewhere, and then "optimizers" as their
-        `state_dict` has them, and "leases", what has been applied to each range."""
+        """What a checkpoint needs beside that: "tables", where they are elsewhere, and then "values" of parameters by
+        their `id`, "optimizers" as their `state_dict` has them, and "leases", what has been applied to each range;
+        "counts", what optimizers count, where ranges of one parameter differ. All of a range is of one moment."""
 
     def load(self, part: Mapping[str, Any]) -> None:
         """Become what `gift` or `full_state` gave; anything may be missing."""

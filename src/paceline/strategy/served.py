@@ -26,7 +26,7 @@ import msgspec
 import torch
 
 from paceline.collective import Group
-from paceline.control.lease_set import LeaseSet
+from paceline.control.lease_set import LeaseSet, lease_set
 from paceline.server.client import GroupClient
 from paceline.server.dense import Settings, Value, settings_of
 from paceline.server.errand import Errand
@@ -40,7 +40,7 @@ from paceline.strategy.header import Rows
 from paceline.strategy.numerics import Examined
 from paceline.strategy.replicated import in_order
 from paceline.strategy.served_rows import ServedRows
-from paceline.strategy.served_state import ServedState, lease_set
+from paceline.strategy.served_state import ServedState
 from paceline.strategy.sparse import RowGradients, Sparse
 from paceline.wire import decoding
 from paceline.wire.deadline import Deadline
@@ -264,6 +264,11 @@ class Served:
         begun = self._state.begun()
         return begun if begun.epoch == epoch else LeaseSet(epoch)
 
+    def begin_after(self, done: LeaseSet) -> None:
+        """The run began with a checkpoint that had these steps, which count as leases."""
+        for number in range(self.layout.num_ranges):
+            self._state.leases[number] = self._state.leases.get(number, LeaseSet()).joined(done)
+
     def pull(self, need: Need, gives_way: Callable[[], bool] | None = None) -> bool:
         """Have the servers' values here; False if the caller gave way first."""
         errand = Errand(range(self.layout.num_ranges), pull=need)
@@ -326,12 +331,13 @@ class Served:
     def full_state(self) -> dict[str, Any]:
         state = self._state.gather(self.client, self._standing.step)
         if self._dense is not None:
-            del state["optimizers"]
+            del state["optimizers"], state["values"]
         return state
 
     def load(self, part: Mapping[str, Any]) -> None:
         self._state.tables = dict(part.get("tables", {}))
         self._state.leases = {int(key): lease_set(*value) for key, value in part.get("leases", {}).items()}
+        self._state.counts = {int(key): dict(value) for key, value in part.get("counts", {}).items()}
 
     def close(self) -> None:
         if self._dense is not None:

@@ -1,14 +1,19 @@
 """The state that is on servers, from a worker's side: loaded when a run begins, restored after a loss, gathered for
 checkpoints.
 
-A checkpoint has what one of all-reduce has: the optimizers' states as torch keeps them, parameter by parameter, and
-each table as ids and rows. So a run can go on with another number of servers, with another strategy, or alone.
+A checkpoint has what one of all-reduce has: the parameters, the optimizers' states as torch keeps them, parameter by
+parameter, and each table as ids and rows. So a run can go on with another number of servers, with another strategy, or
+alone.
+
+Invariant: all that a checkpoint has of a range (values, optimizer state, rows, the record of what was applied) is of
+one answer of its server, made under one lock. Ranges may be of different moments; each says of which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,14 +25,22 @@ from paceline.server.dense import COUNTS, joined, settings_of
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout, Part, Span
 from paceline.server.messages import Need, Request
-from paceline.server.parcels import Detail, Making, Packing, Parcel, TableChunk, WaitingChunk
+from paceline.server.parcels import Detail, Making, Packing, Parcel, Slice, TableChunk, WaitingChunk
 from paceline.strategy.replicated import clock_of, pack, unpack, unpack_waiting
 from paceline.strategy.sparse import Sparse
 
 
+class _Given(NamedTuple):
+    """What one answer has of the ranges that it gave."""
+
+    answer: Parcel
+    ranges: tuple[int, ...]
+
+
 class ServedState:
     """`tables` are those that a worker has read from a checkpoint, and that it loads; `leases` what had been applied to
-    each range, and `now` the number of the newest update that it knows of."""
+    each range, `counts` what optimizers count for a range, where that is not the same for a whole parameter; `now` the
+    number of the newest update that it knows of."""
 
     def __init__(self, layout: Layout, sparse: Sparse, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._layout = layout
@@ -35,6 +48,7 @@ class ServedState:
         self._optimizers = optimizers
         self.tables: dict[str, Any] = {}
         self.leases: dict[int, LeaseSet] = {}
+        self.counts: dict[int, dict[str, torch.Tensor]] = {}
         self.now = 0
 
     def begun(self) -> LeaseSet:
@@ -78,7 +92,7 @@ class ServedState:
         for name in dict.fromkeys(name for state in states for name in state):
             value = self._cut_state(name, states, section.parts, span)
             if value is not None:
-                kept[name] = packing.slice(number, value)
+                kept[name] = packing.slice(number, self.counts.get(number, {}).get(name, value))
         return Making(packing.slice(number, values), span.section, kept)
 
     def _cut_state(
@@ -141,18 +155,37 @@ class ServedState:
 
         errand = Errand(range(self._layout.num_ranges), pull=Need(step=step), exports=True)
         client.run(errand, ask, "gathering the state of the servers")
-        answers = [parcel.answer for parcel in parcels if parcel.answer is not None]
+        # An answer may also have what does not count: of ranges that moved before it was given.
+        given = [_Given(parcel.answer, parcel.given) for parcel in parcels if parcel.answer is not None]
+        found: dict[int, tuple[Making, Parcel]] = {
+            making.values.number: (making, one.answer)
+            for one in given
+            for making in one.answer.detail.makes
+            if making.values.number in one.ranges
+        }
         leases = {
             str(number): [record.epoch, record.prefix, list(record.beyond)]
             for number, record in sorted(errand.records.items())
         }
         return {
-            "optimizers": self._optimizer_states(answers),
-            "tables": self._gathered_tables(answers),
+            "values": self._values(found),
+            "optimizers": self._optimizer_states(found),
+            "counts": self._counts(found),
+            "tables": self._gathered_tables(given),
             "leases": leases,
         }
 
-    def _optimizer_states(self, answers: Sequence[Parcel]) -> list[dict[int, dict[str, torch.Tensor]]]:
+    def _values(self, found: Mapping[int, tuple[Making, Parcel]]) -> dict[int, torch.Tensor]:
+        """Of parameters, by their `id`."""
+        values = {}
+        for section in self._layout.sections:
+            for part in section.parts:
+                flat = torch.empty(part.parameter.numel(), dtype=section.dtype)
+                self._fill(flat, part, found, lambda making: making.values)
+                values[id(part.parameter)] = flat.view(part.parameter.shape)
+        return values
+
+    def _optimizer_states(self, found: Mapping[int, tuple[Making, Parcel]]) -> list[dict[int, dict[str, torch.Tensor]]]:
         states: list[dict[int, dict[str, torch.Tensor]]] = []
         for optimizer in self._optimizers:
             numbers = {
@@ -165,48 +198,74 @@ class ServedState:
             for section in self._layout.sections:
                 for part in section.parts:
                     if id(part.parameter) in numbers and self._optimizers[section.optimizer] is optimizer:
-                        found = self._state_of(part, section.parts, answers)
-                        if found:
-                            states[-1][numbers[id(part.parameter)]] = found
+                        state = self._state_of(part, found)
+                        if state:
+                            states[-1][numbers[id(part.parameter)]] = state
         return states
 
-    def _state_of(self, part: Part, parts: Sequence[Part], answers: Sequence[Parcel]) -> dict[str, torch.Tensor]:
-        where = {number: (start, length) for number, start, length in self._layout.spans_of(part.name)}
-        at = 0
-        offsets = {}
-        for number, (_, length) in where.items():
-            offsets[number] = at
-            at += length
-        found: dict[str, torch.Tensor] = {}
-        for answer in answers:
-            for making in answer.detail.makes:
-                number = making.values.number
-                if number not in where:
-                    continue
-                start, length = where[number]
-                for name, place in making.state.items():
-                    value = answer.slice(place)
-                    if name in COUNTS:
-                        found[name] = value[start if len(value) > 1 else 0].clone()
-                        continue
-                    flat = found.setdefault(name, torch.zeros(part.parameter.numel(), dtype=value.dtype))
-                    flat[offsets[number] : offsets[number] + length] = value[start : start + length]
-        return {name: value if name in COUNTS else value.view(part.parameter.shape) for name, value in found.items()}
+    def _state_of(self, part: Part, found: Mapping[int, tuple[Making, Parcel]]) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = {}
+        for number, start, _ in self._layout.spans_of(part.name):
+            making, answer = found[number]
+            for name, place in making.state.items():
+                value = answer.slice(place)
+                if name in COUNTS:
+                    state[name] = value[start if len(value) > 1 else 0].clone()
+                elif name not in state:
+                    flat = torch.zeros(part.parameter.numel(), dtype=value.dtype)
+                    self._fill(flat, part, found, functools.partial(_kept, name))
+                    state[name] = flat.view(part.parameter.shape)
+        return state
 
-    def _gathered_tables(self, answers: Sequence[Parcel]) -> dict[str, Any]:
+    def _fill(
+        self,
+        flat: torch.Tensor,
+        part: Part,
+        found: Mapping[int, tuple[Making, Parcel]],
+        choose: Callable[[Making], Slice | None],
+    ) -> None:
+        """Put together what ranges have of a parameter."""
+        at = 0
+        for number, start, length in self._layout.spans_of(part.name):
+            making, answer = found[number]
+            if (place := choose(making)) is not None:
+                flat[at : at + length] = answer.slice(place)[start : start + length]
+            at += length
+
+    def _counts(self, found: Mapping[int, tuple[Making, Parcel]]) -> dict[str, dict[str, torch.Tensor]]:
+        """What optimizers count once for a parameter, of the sections whose ranges have come differently far."""
+        kept: dict[str, dict[str, torch.Tensor]] = {}
+        for section in range(len(self._layout.sections)):
+            numbers = [number for number, span in enumerate(self._layout.spans) if span.section == section]
+            for name in COUNTS:
+                held = {
+                    number: answer.slice(making.state[name]).clone()
+                    for number in numbers
+                    for making, answer in [found[number]]
+                    if name in making.state
+                }
+                if len({tuple(torch.unique(value).tolist()) for value in held.values()}) > 1:
+                    for number, value in held.items():
+                        kept.setdefault(str(number), {})[name] = value
+        return kept
+
+    def _gathered_tables(self, given: Sequence[_Given]) -> dict[str, Any]:
         chunks: dict[str, list[Chunk]] = {spec.name: [] for spec in self._sparse.specs}
         waiting: dict[str, list[Waiting]] = {}
-        for answer in answers:
+        for answer, ranges in given:
             for one in answer.detail.chunks:
-                chunks[one.table].append(tables.unpack_chunk(one, answer))
+                chunk = tables.unpack_chunk(one, answer)
+                is_given = self._lie_in(ranges, chunk.ids)  # as a rule all are, and need no copy
+                chunks[one.table].append(chunk if is_given.all() else chunk.select(is_given))
             for packed in answer.detail.waiting:
-                waiting.setdefault(packed.table, []).append(tables.unpack_waiting(packed, answer))
-        clock = max((answer.detail.clock for answer in answers), default=0)
+                kept = tables.unpack_waiting(packed, answer)
+                waiting.setdefault(packed.table, []).append(kept.select(self._lie_in(ranges, kept.ids)))
+        clock = max((answer.detail.clock for answer, _ in given), default=0)
         return {name: pack(found, joined_waiting(waiting.get(name, [])), clock) for name, found in chunks.items()}
 
 
-def lease_set(epoch: int, prefix: int, beyond: Sequence[int]) -> LeaseSet:
-    return LeaseSet(epoch, prefix, set(beyond))
+def _kept(name: str, making: Making) -> Slice | None:
+    return making.state.get(name)
 
 
 def _overlaps(part: Part, span: Span) -> bool:

@@ -36,7 +36,7 @@ class Headers:
         return exchange(place.group, Row(notice.operation, notice.held, notice.flags, weight=weight))
 
     def outcome(self, place: Place, rows: Rows, commit: Callable[[], Any]) -> Outcome:
-        kinds = [_KINDS[row.flags >> _KIND_BIT & 3].value for row in rows]
+        kinds = [_KINDS[row.flags >> _KIND_BIT & 7].value for row in rows]
         if len(set(kinds)) > 1:  # the headers of some kinds look alike
             each = ", ".join(f"{kind} on {rows.name_of(rank)}" for rank, kind in enumerate(kinds))
             raise Disagreement(f"{place} is {each}; {ALIKE}")

@@ -94,6 +94,9 @@ class LeaseLoop:
         elif epoch != self._epoch:
             self._schedules.begin()
         self._epoch = epoch
+        cursor = self._ledger.book.cursor
+        if cursor.epoch == epoch and cursor.position:
+            self._served.begin_after(LeaseSet(epoch, cursor.position // self._batches.global_batch))
         self._bind()
         self._joined.client.post(Looping())
         begun = self._served.begun_in(epoch)
@@ -209,9 +212,11 @@ class LeaseLoop:
                 done.update(decode(text, LeaseSet))
             if number := done.epoch * self._batches.num_steps + len(done):
                 self._ledger.save_leases_at_end(number)
+        self.refresh()
 
     def refresh(self) -> None:
-        """Have the newest parameters, after all leases of the epoch."""
+        """Have the parameters of the servers, where nobody is at a lease: with all that was done, and the same on all
+        workers."""
         if self._epoch >= 0:
             settled = self._batches.num_steps if self.finished_epoch == self._epoch else 0
             self._served.pull(Need(epoch=self._epoch, prefix=settled, settled=settled))

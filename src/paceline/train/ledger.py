@@ -11,14 +11,17 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from paceline.checkpoint import Contents
+from paceline.control.lease_set import LeaseSet, lease_set
 from paceline.control.messages import NOTHING
 from paceline.control.progress import ProgressKeeper, StepRow
+from paceline.data.cursor import Cursor
 from paceline.train import saving
 from paceline.train.book import Book
 from paceline.train.membership import Place
@@ -29,8 +32,9 @@ END = "the end"  # the outcome of the last operation
 
 
 class TrainingLedger:
-    """`length` is that of the data; `resumes` says whether a checkpoint may be started from. `run`, `progress` and
-    `look_applied` are known once the worker has joined."""
+    """`length` is that of the data, `batch` the samples of a step or lease; `leased` says which of the two are done,
+    `resumes` whether a checkpoint may be started from. `run`, `progress` and `look_applied` are known once the worker
+    has joined."""
 
     def __init__(
         self,
@@ -39,6 +43,8 @@ class TrainingLedger:
         length: int,
         tell: Callable[[str, str], None],
         *,
+        batch: int,
+        leased: bool,
         resumes: bool,
     ) -> None:
         self.training = training
@@ -48,6 +54,8 @@ class TrainingLedger:
         self.row: StepRow | None = None  # of the last step, until it is settled
         self.in_loop = False
         self._length = length
+        self._batch = batch
+        self._leased = leased
         self._tell = tell
         self._resumes = resumes
         self._has_looked = False
@@ -90,7 +98,22 @@ class TrainingLedger:
                     f"has {self._length} samples; resume with the data that the run began with"
                 )
             self.swap(saving.tree_of(start))
-            self._tell("resumed", f"from the checkpoint of operation {base}")
+            self._tell("resumed", f"from the checkpoint of operation {base}{self._go_on_in_steps(start)}")
+
+    def _go_on_in_steps(self, start: Contents) -> str:
+        """Where leases were done before, and steps are from now on: begin after those that were done in a row."""
+        records = [lease_set(*record) for record in start.state.get("leases", {}).values()]
+        if self._leased or not records:
+            return ""
+        cursor = self.book.cursor
+        done = functools.reduce(LeaseSet.meet, records)
+        either = functools.reduce(LeaseSet.joined, records)
+        position = min(done.prefix * self._batch, self._length)
+        if done.epoch != cursor.epoch or position < cursor.position:
+            return ""
+        self.book.cursor = Cursor(cursor.epoch, position)
+        num_again = len(either) - done.prefix
+        return f"; {num_again} updates beyond sample {position} of the epoch are done again" if num_again else ""
 
     # -- from worker to worker ---------------------------------------------------------------------------------------
 

@@ -144,8 +144,12 @@ class Session:
         folder = Path(checkpoints.folder) if checkpoints.folder is not None else joining.folder_of(self._ticket)
         self._saver = Saver(checkpoints, folder, self._tell)
         training = TrainingState(model, optimizers, others, self._strategy.aggregation)
-        resumes = checkpoints.resume or self._ticket is not None
-        self._ledger = TrainingLedger(training, self._saver, self._batches.length, self._tell, resumes=resumes)
+        self._ledger = TrainingLedger(
+            *(training, self._saver, self._batches.length, self._tell),
+            batch=global_batch,
+            leased=self._consistency.is_leased and self._ticket is not None,
+            resumes=checkpoints.resume or self._ticket is not None,
+        )
         self._joined: joining.Joined | None = None
         self._servers: GroupClient | None = None
         self._endings = Endings(self)
@@ -292,8 +296,22 @@ class Session:
             self._give_way(evicted)
         if taken is End.STOPPED:
             self._operate(Kind.END, self._attempt_end)
+        if taken is End.FINISHED:
+            self._operate(Kind.REFRESH, self._attempt_refresh)
         self._taken = taken if isinstance(taken, Taken) else None
         return self._taken is not None
+
+    def _attempt_refresh(self, place: Place) -> Outcome:
+        """An epoch of leases ends: all workers get the same model, before any of them begins the next epoch."""
+        assert self._leasing is not None
+        self._leasing.refresh()
+        rows = self._headers.exchange(place)
+
+        def commit() -> None:
+            self._ledger.settle(place.operation)
+            self._ledger.keep_result(place.operation, None, self._headers.stopping_agreed)
+
+        return self._headers.outcome(place, rows, commit)
 
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
         """One update of the model from the global batch of which `batch` is this worker's part; the global mean of the

@@ -30,7 +30,8 @@ class Elsewhere(Protocol):
         """What a newcomer needs of it."""
 
     def full_state(self) -> dict[str, Any]:
-        """What a checkpoint needs, also in place of what this worker's optimizers keep."""
+        """What a checkpoint needs, also in place of what this worker's optimizers keep; "values", if there are any, are
+        those of parameters, by the `id` of each, which go with it in place of the model's own."""
 
     def load(self, part: Mapping[str, Any]) -> None:
         """Become what either gave."""
@@ -63,8 +64,13 @@ class TrainingState:
         return {"model": model, "optimizers": states, **self._elsewhere.gift()}
 
     def of_everything(self) -> dict[str, Any]:
-        """The same with what is on servers, for a checkpoint."""
-        return {**self.of_update(), **self._elsewhere.full_state()}
+        """The same with what is on servers, for a checkpoint. Values come from there too: where workers update without
+        waiting for each other, this worker's own are of another moment than the rest."""
+        update, full = self.of_update(), self._elsewhere.full_state()
+        values = full.pop("values", {})
+        for name, variable in self._model.state_dict(keep_vars=True).items():
+            update["model"][name] = values.get(id(variable), update["model"][name])
+        return {**update, **full}
 
     def expected_bytes(self) -> int:
         """About how large the state is, before there is one: an optimizer like Adam keeps two values a parameter."""

@@ -1,0 +1,57 @@
+"""Trainings of a model that counts its samples, where each worker says what it sees."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline.testing.counting import Counting
+from paceline.testing.rehearsal import say, worker_number
+from paceline.train.saving import Checkpoints
+from paceline.train.session import Session
+
+
+class Case(NamedTuple):
+    counting: Counting
+    consistency: str = "async"
+    epochs: int = 2
+    pause_s: float = 0.0
+    every_steps: int | None = None
+    keep_last: int = 3
+    strategy: str = "server"
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Says its step after each lease; returns what is wrong with what this worker saw."""
+    counting = case.counting
+    torch.manual_seed(1)
+    model = counting.model()
+    session = Session(
+        model,
+        counting.optimizer(model),
+        data=counting.data(),
+        global_batch=counting.batch,
+        seed=counting.seed,
+        strategy=case.strategy,  # type: ignore[arg-type]
+        consistency=case.consistency,
+        checkpoints=Checkpoints(every_s=None, every_steps=case.every_steps, keep_last=case.keep_last),
+    )
+    loss_fn = counting.loss_fn(model)
+    faults: list[str] = []
+    num_own = 0
+    with session:
+        for epoch in session.epochs(case.epochs):
+            for batch in epoch:
+                time.sleep(case.pause_s * (1 + worker_number()))
+                session.step(loss_fn, batch)
+                num_own += 1
+                say(session.steps)
+            faults += [
+                f"after epoch {epoch.number}: {one}"
+                for one in counting.faults_of_model(model.state_dict(), epoch.number + 1)
+            ]
+    faults += [f"at the end: {one}" for one in counting.faults_of_model(model.state_dict(), case.epochs)]
+    return {"faults": faults, "own": num_own, "steps": session.steps, "pid": os.getpid()}

@@ -1,0 +1,116 @@
+"""Workers that update without waiting for each other, and a model that counts its samples: what each of them sees at an
+epoch's end, and what each checkpoint has, is exact; so is what comes of going on from any of them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from counting_trainers import Case, train
+from test_train_leases import wait_for_leases
+from test_train_servers import settings_for
+
+from paceline.checkpoint import find, read
+from paceline.testing.counting import Counting
+from paceline.testing.rehearsal import Rehearsal
+
+torch.set_num_threads(1)
+
+COUNTING = Counting(length=96, batch=8, seed=3).in_ranges(6)
+ADAGRAD = COUNTING._replace(rule="adagrad")  # tells weights and optimizer state of different moments apart
+TABLE = COUNTING._replace(has_table=True)
+
+
+def run_once(case: Case, workers: int, servers: int, folder: Path) -> list[Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with Rehearsal(train, case, workers=workers, folder=folder, settings=settings_for(workers, servers)) as run:
+        return run.finish()
+
+
+def check_results(results: list[Any], case: Case) -> None:
+    assert [result["faults"] for result in results] == [[]] * len(results)
+    assert {result["steps"] for result in results} == {case.epochs * case.counting.num_leases}
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    return [path for path, _ in find(folder / "checkpoints")]
+
+
+def check_checkpoints(folder: Path, counting: Counting) -> None:
+    faults = {path.name: counting.faults_of_checkpoint(read(path), leased=True) for path in checkpoints_of(folder)}
+    assert {name: one for name, one in faults.items() if one} == {}
+
+
+@pytest.mark.parametrize("consistency", ["async", "bounded:0", "bounded:1", "bounded:4"])
+@pytest.mark.parametrize(
+    ("workers", "servers", "counting"),
+    [(2, 1, ADAGRAD), (3, 2, TABLE)],
+    ids=["2 workers, 1 server", "3 workers, 2 servers, a table"],
+)
+def test_every_worker_and_every_checkpoint_has_exactly_what_was_done(
+    tmp_path: Path, consistency: str, workers: int, servers: int, counting: Counting
+) -> None:
+    """With several epochs, and a worker that is slower than the others: the last lease of an epoch is often another's
+    than that of whom one asks."""
+    case = Case(counting, consistency, epochs=4, pause_s=0.002, every_steps=1, keep_last=1000)
+    check_results(run_once(case, workers, servers, tmp_path), case)
+    assert len(checkpoints_of(tmp_path)) > case.epochs
+    check_checkpoints(tmp_path, counting)
+    last = read(checkpoints_of(tmp_path)[0])
+    assert counting.faults_of_model(last.model, case.epochs) == []
+
+
+@pytest.mark.parametrize("counting", [ADAGRAD, TABLE], ids=["adagrad", "a table"])
+def test_going_on_from_any_checkpoint_loses_and_repeats_nothing(tmp_path: Path, counting: Counting) -> None:
+    case = Case(counting, "async", epochs=2, pause_s=0.004, every_steps=1, keep_last=1000)
+    run_once(case, 2, 2, tmp_path / "first")
+    taken = checkpoints_of(tmp_path / "first")
+    num_resumed = 0
+    for path in taken[1 :: max(1, len(taken) // 4)]:  # not the last one, of which nothing is left to do
+        folder = tmp_path / path.name
+        (folder / "checkpoints").mkdir(parents=True)
+        shutil.copytree(path, folder / "checkpoints" / path.name)
+        check_results(run_once(case, 2, 1, folder), case)
+        check_checkpoints(folder, counting)
+        num_resumed += 1
+    assert num_resumed >= 3
+
+
+def test_a_run_that_is_stopped_in_an_epoch_has_all_that_was_done_in_its_last_checkpoint(tmp_path: Path) -> None:
+    case = Case(ADAGRAD, "async", epochs=4, pause_s=0.02)
+    with Rehearsal(train, case, workers=2, folder=tmp_path, settings=settings_for(2, 2)) as run:
+        wait_for_leases(run, ADAGRAD.num_leases + 5)
+        run.ask("halt", "that is enough for today")
+        run.finish()
+        with run.reader() as reader:
+            num_done = len(reader.steps())
+    (path, *_) = checkpoints_of(tmp_path)
+    check_checkpoints(tmp_path, ADAGRAD)
+    counts = ADAGRAD.counts_of(read(path).model["counts"])
+    assert int(counts[0].sum()) == num_done * ADAGRAD.batch, "the last lease of each worker is in it"
+    check_results(run_once(case, 1, 1, tmp_path), case)
+
+
+SYNC = Case(TABLE, "sync", epochs=2, pause_s=0.01, every_steps=1, keep_last=1000)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (SYNC, SYNC._replace(consistency="async")),
+        (SYNC._replace(consistency="async"), SYNC),
+        (SYNC._replace(consistency="async"), SYNC._replace(strategy="allreduce")),
+    ],
+    ids=["steps, then leases", "leases, then steps", "leases, then steps without servers"],
+)
+def test_going_on_in_another_mode_in_the_middle_of_an_epoch(tmp_path: Path, first: Case, second: Case) -> None:
+    """Of one worker: its leases are done in a row, so that steps can go on after them."""
+    run_once(first, 1, 2, tmp_path / "first")
+    path = next(path for path, number in find(tmp_path / "first" / "checkpoints") if 14 < number < 22)
+    (folder := tmp_path / "second" / "checkpoints").mkdir(parents=True)
+    shutil.copytree(path, folder / path.name)
+    num_servers = 0 if second.strategy == "allreduce" else 1
+    check_results(run_once(second, 2, num_servers, tmp_path / "second"), second)
