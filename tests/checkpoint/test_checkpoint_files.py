@@ -34,7 +34,8 @@ from paceline.checkpoint import (
     write,
 )
 from paceline.checkpoint import manifest as manifests
-from paceline.checkpoint.partial import PREFIX, Partial, sweep
+from paceline.custody import names
+from paceline.custody.partial import PREFIX, Partial, sweep
 from paceline.testing.crew import Crew, say
 
 FILES = [files.MODEL, files.STATE, files.MANIFEST]
@@ -187,7 +188,7 @@ def test_the_newest_good_one_is_found_and_the_others_are_named(tmp_path: Path) -
     assert [path.name for path, _ in skipped] == ["step-000000004", "step-000000003"]
     assert "missing" in skipped[0].reason
     assert "checksum" in skipped[1].reason
-    aside = files.set_aside(skipped[0].path)
+    aside = names.set_aside(skipped[0].path)
     assert aside.name == "corrupt-step-000000004"
     assert [found.operation for found in find(tmp_path)] == [3, 2, 1]
 

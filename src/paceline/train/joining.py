@@ -14,17 +14,19 @@ from torch import nn
 
 import paceline
 from paceline.control import ticket as tickets
-from paceline.control.client import MemberClient
+from paceline.control.client import MemberClient, way_to_custody
 from paceline.control.member import Member
 from paceline.control.messages import Introduction
 from paceline.control.ticket import Ticket
+from paceline.custody import names
+from paceline.custody.depot import Depot
 from paceline.engine.speeds import PROBE_VARIABLE
 from paceline.train import warming
 from paceline.train.groups import Groups
 from paceline.train.membership import Client, Ledger, Membership
 from paceline.train.solo import Solo, own_card
 from paceline.train.watchdog import Watchdog
-from paceline.wire.card import Card
+from paceline.wire.card import Card, this_host
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity, new_member_id
@@ -73,11 +75,24 @@ def find_ticket() -> Ticket | None:
     return ticket
 
 
-def join(ticket: Ticket | None, base: int, ledger: Ledger, on_orphaned: Callable[[], None]) -> Joined:
+def is_guest(ticket: Ticket | None) -> bool:
+    """Whether the run lives on another host."""
+    return ticket is not None and ticket.host != this_host()
+
+
+def depot_of(ticket: Ticket | None, identity: Identity) -> Depot | None:
+    """The way to the run's checkpoints, where they are on another host."""
+    if ticket is None or not is_guest(ticket):
+        return None
+    return Depot(way_to_custody(ticket, Credentials(identity, ticket.secret, "worker")))
+
+
+def join(
+    ticket: Ticket | None, identity: Identity, base: int, ledger: Ledger, on_orphaned: Callable[[], None]
+) -> Joined:
     """Connect to the run, or make one."""
     if ticket is None:
         return _alone(base, ledger)
-    identity = Identity()
     credentials = Credentials(identity, ticket.secret, "worker")
     endpoint = Endpoint(credentials, host=own_address(ticket.host, ticket.address), tls=ticket.tls)
     machine = Member(identity.member)
@@ -133,4 +148,4 @@ def introduce(
 
 
 def folder_of(ticket: Ticket | None) -> Path | None:
-    return Path(ticket.folder) / "checkpoints" if ticket is not None else None
+    return Path(ticket.folder) / names.FOLDER if ticket is not None else None
