@@ -117,7 +117,8 @@ def publish(keeper: Keeper, operation: int) -> Stage:
 
 def in_middle_of_sending(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
     """Once, when some bytes of a checkpoint have gone."""
-    real, done = moving.send, []
+    real = moving.send
+    done: list[str] = []
 
     def send(connection: Connection, fd: int, num_bytes: int, what: str, between: Callable[[], None]) -> str:
         def step() -> None:

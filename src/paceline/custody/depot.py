@@ -56,9 +56,10 @@ class Depot:
 
     def ask(self, operation: str, arguments: Any, answer_type: type[Answer]) -> Answer:
         """Ask until there is an answer; `CustodyError` after `retry_s`."""
-        return self.persist(lambda: self._ask(operation, arguments, answer_type), operation)
+        return self.persist(lambda: self.ask_once(operation, arguments, answer_type), operation)
 
-    def _ask(self, operation: str, arguments: Any, answer_type: type[Answer], seconds: float = CALL_S) -> Answer:
+    def ask_once(self, operation: str, arguments: Any, answer_type: type[Answer], seconds: float = CALL_S) -> Answer:
+        """Ask, and raise whatever the connection raises: for who asks again soon."""
         deadline = Deadline(seconds, f"asking the run's host ({operation})")
         with self._lock:
             if self._connection is None:
@@ -100,7 +101,7 @@ class Depot:
     def operations_now(self, otherwise: list[int]) -> list[int]:
         """The same, asked once: for who asks again soon."""
         try:
-            found: list[int] = self._ask("list", None, list[int], LOOK_S)
+            found: list[int] = self.ask_once("list", None, list[int], LOOK_S)
             return found
         except (WireError, CallFailed):
             return otherwise

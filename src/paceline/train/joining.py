@@ -26,7 +26,7 @@ from paceline.train.groups import Groups
 from paceline.train.membership import Client, Ledger, Membership
 from paceline.train.solo import Solo, own_card
 from paceline.train.watchdog import Watchdog
-from paceline.wire.card import Card, this_host
+from paceline.wire.card import Card
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity, new_member_id
@@ -75,14 +75,9 @@ def find_ticket() -> Ticket | None:
     return ticket
 
 
-def is_guest(ticket: Ticket | None) -> bool:
-    """Whether the run lives on another host."""
-    return ticket is not None and ticket.host != this_host()
-
-
 def depot_of(ticket: Ticket | None, identity: Identity) -> Depot | None:
-    """The way to the run's checkpoints, where they are on another host."""
-    if ticket is None or not is_guest(ticket):
+    """The way to the run's own folder, where that is not this worker's."""
+    if ticket is None or not ticket.guest:
         return None
     return Depot(way_to_custody(ticket, Credentials(identity, ticket.secret, "worker")))
 
