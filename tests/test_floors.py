@@ -16,7 +16,7 @@ SOURCE = Path(paceline.__file__).parent
 FLOORS = [
     {"errors"},
     {"wire"},
-    {"placement"},
+    {"placement", "custody"},
     {"control"},
     {"collective", "server", "data", "checkpoint", "watch", "balance", "store"},
     {"nn", "c10d"},

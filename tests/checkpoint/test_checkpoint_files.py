@@ -34,10 +34,11 @@ from paceline.checkpoint import (
     write,
 )
 from paceline.checkpoint import manifest as manifests
-from paceline.checkpoint.partial import PREFIX, Partial, sweep
+from paceline.custody import names
+from paceline.custody.partial import PREFIX, Partial, sweep
 from paceline.testing.crew import Crew, say
 
-FILES = [files.MODEL, files.STATE, files.MANIFEST]
+FILES = [names.MODEL, names.STATE, names.MANIFEST]
 
 
 def names_in(folder: Path) -> list[str]:
@@ -58,7 +59,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_weights_are_readable_without_paceline(tmp_path: Path) -> None:
     path = write(tmp_path, contents())
-    found = safetensors.torch.load_file(path / files.MODEL)
+    found = safetensors.torch.load_file(path / names.MODEL)
     expected = weights(7)
     tied = expected.pop("decoder.weight")
     pairs = found.pop("complex")
@@ -67,11 +68,11 @@ def test_weights_are_readable_without_paceline(tmp_path: Path) -> None:
     assert all(
         torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in expected.items()
     )
-    with safetensors.safe_open(path / files.MODEL, "pt") as file:
+    with safetensors.safe_open(path / names.MODEL, "pt") as file:
         aliases = json.loads(file.metadata()["paceline.aliases"])
     assert aliases == {"decoder.weight": "encoder.weight"}
     assert torch.equal(found[aliases["decoder.weight"]], tied)
-    assert safetensors.torch.load_file(path / files.STATE).keys() == {
+    assert safetensors.torch.load_file(path / names.STATE).keys() == {
         "optimizer.state[0].step",
         "optimizer.state[0].avg",
     }
@@ -174,8 +175,8 @@ def test_the_newest_good_one_is_found_and_the_others_are_named(tmp_path: Path) -
     assert newest_good(tmp_path / "no such folder") == (None, [])
     for operation in (1, 2, 3, 4):
         write(tmp_path, contents(operation))
-    (tmp_path / "step-000000004" / files.STATE).unlink()
-    model = tmp_path / "step-000000003" / files.MODEL
+    (tmp_path / "step-000000004" / names.STATE).unlink()
+    model = tmp_path / "step-000000003" / names.MODEL
     model.write_bytes(model.read_bytes()[:-1] + b"!")
     (tmp_path / "step-000000099").symlink_to("step-000000001")
     (tmp_path / "step-12").mkdir()
@@ -187,7 +188,7 @@ def test_the_newest_good_one_is_found_and_the_others_are_named(tmp_path: Path) -
     assert [path.name for path, _ in skipped] == ["step-000000004", "step-000000003"]
     assert "missing" in skipped[0].reason
     assert "checksum" in skipped[1].reason
-    aside = files.set_aside(skipped[0].path)
+    aside = names.set_aside(skipped[0].path)
     assert aside.name == "corrupt-step-000000004"
     assert [found.operation for found in find(tmp_path)] == [3, 2, 1]
 
@@ -209,7 +210,7 @@ def test_an_operation_that_is_written_again_replaces_the_first(tmp_path: Path) -
 
 def test_a_manifest_made_by_somebody_else_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, contents())
-    good = manifests.decode((path / files.MANIFEST).read_bytes())
+    good = manifests.decode((path / names.MANIFEST).read_bytes())
     cases: list[tuple[dict[str, Any], type[CheckpointError]]] = [
         ({"format": 2, "paceline": "9.9"}, CheckpointError),
         ({"files": {}}, CorruptCheckpoint),
@@ -218,12 +219,12 @@ def test_a_manifest_made_by_somebody_else_is_refused(tmp_path: Path) -> None:
         ({"operation": -1}, CorruptCheckpoint),
     ]
     for changed, error in cases:
-        (path / files.MANIFEST).write_bytes(manifests.encode(msgspec.structs.replace(good, **changed)))
-        with pytest.raises(error, match=files.MANIFEST):
+        (path / names.MANIFEST).write_bytes(manifests.encode(msgspec.structs.replace(good, **changed)))
+        with pytest.raises(error, match=names.MANIFEST):
             read(path)
     for raw in (b"", b"[]", b"[" * 100_000, b"null", b'{"format": 1}'):
-        (path / files.MANIFEST).write_bytes(raw)
-        with pytest.raises(CorruptCheckpoint, match=files.MANIFEST):
+        (path / names.MANIFEST).write_bytes(raw)
+        with pytest.raises(CorruptCheckpoint, match=names.MANIFEST):
             read(path, verify=False)
 
 
@@ -247,11 +248,11 @@ def test_a_manifest_made_by_somebody_else_is_refused(tmp_path: Path) -> None:
 def test_a_header_made_by_somebody_else_is_refused(tmp_path: Path, entries: Any) -> None:
     path = write(tmp_path, contents())
     text = json.dumps(entries).encode()
-    (path / files.MODEL).write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
-    good = manifests.decode((path / files.MANIFEST).read_bytes())
-    good.files[files.MODEL] = manifests.FileRecord(num_bytes=16 + len(text), sha256="")
-    (path / files.MANIFEST).write_bytes(manifests.encode(good))
-    with pytest.raises(CorruptCheckpoint, match=files.MODEL):
+    (path / names.MODEL).write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    good = manifests.decode((path / names.MANIFEST).read_bytes())
+    good.files[names.MODEL] = manifests.FileRecord(num_bytes=16 + len(text), sha256="")
+    (path / names.MANIFEST).write_bytes(manifests.encode(good))
+    with pytest.raises(CorruptCheckpoint, match=names.MODEL):
         read(path, verify=False)
 
 
@@ -276,7 +277,7 @@ def test_a_killed_writer_leaves_nothing_that_looks_like_a_checkpoint(tmp_path: P
         crew.start(write_halfway, tmp_path)
         crew.hear(0)
         (left,) = tmp_path.glob(f"{PREFIX}*")
-        assert names_in(left) == [files.MODEL]
+        assert names_in(left) == [names.MODEL]
         assert sweep(tmp_path) == []  # its writer lives
         crew.kill(0)
         crew.processes[0].join(10)

@@ -31,9 +31,9 @@ from paceline.checkpoint import (
     newest_good,
     read,
 )
-from paceline.checkpoint.partial import PREFIX, sweep
-from paceline.checkpoint.shelf import SCORES, Rules, choose
 from paceline.checkpoint.snapshot import Buffers, Move, divide
+from paceline.custody.partial import PREFIX, sweep
+from paceline.custody.shelf import SCORES, Rules, choose
 from paceline.testing.crew import Crew, say
 
 WAIT_S = 20.0

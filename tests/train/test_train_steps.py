@@ -27,7 +27,7 @@ from paceline.checkpoint import Contents, find, write
 from paceline.checkpoint.files import Skipped
 from paceline.control.messages import NOTHING
 from paceline.testing.rehearsal import Rehearsal
-from paceline.train import saving
+from paceline.train import saving, sources
 from paceline.train.errors import Evicted, NonFiniteGradient
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
@@ -235,7 +235,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(
     """The main worker of a run that is going on removes old ones while newcomers look."""
     gone = Skipped(tmp_path / "step-000000001", "it is not there any more")
     answers = [(None, [gone]), (None, [])]
-    monkeypatch.setattr(saving, "newest_good", lambda _: answers.pop(0))
+    monkeypatch.setattr(sources, "newest_good", lambda _: answers.pop(0))
     saver = saving.Saver(Checkpoints(), tmp_path, lambda kind, text: pytest.fail(f"{kind}: {text}"))
     assert saver.newest() is None
     assert not answers

@@ -3,18 +3,18 @@
 tree        state as JSON and tensors
 tensorfile  named tensors in the safetensors format, with a checksum
 manifest    what a checkpoint says of itself
-partial     folders that are not checkpoints yet, or no longer
-files       write, read and find checkpoints
+files       write and read checkpoints
 room        memory for many tensors at once
 snapshot    copies of live tensors in memory that is used again
-shelf       which checkpoints stay; the links latest and best
+stores      where a keeper's checkpoints go: a folder here, or the run's host
 keeper      snapshots, the thread that writes them, publication when settled
 """
 
 from paceline.checkpoint.errors import CheckpointError, CorruptCheckpoint, DiskFull
-from paceline.checkpoint.files import Contents, find, newest_good, read, write
+from paceline.checkpoint.files import Contents, newest_good, read, write
 from paceline.checkpoint.keeper import Keeper
 from paceline.checkpoint.pending import Pending, Stage
+from paceline.custody.names import find
 
 __all__ = [
     "CheckpointError",

@@ -20,7 +20,6 @@ from __future__ import annotations
 import datetime
 import errno
 import os
-import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,12 +33,10 @@ from paceline.checkpoint import manifest as manifests
 from paceline.checkpoint import tensorfile, tree
 from paceline.checkpoint.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.checkpoint.manifest import FileRecord, Manifest
-from paceline.checkpoint.partial import Partial, sync_folder
+from paceline.custody.names import MANIFEST, MAX_OPERATION, MODEL, NAME, STATE, find, path_of
+from paceline.custody.partial import Partial
 from paceline.wire.descriptors import Fd, creating
 
-MODEL, STATE, MANIFEST = "model.safetensors", "state.safetensors", "manifest.json"
-MAX_OPERATION = 999_999_999
-_NAME = re.compile(r"step-([0-9]{9})")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -68,18 +65,9 @@ class Contents:
                 raise ValueError(f"{field}={value!r} must be a whole number from 0 to {highest}")
 
 
-class Found(NamedTuple):
-    path: Path
-    operation: int
-
-
 class Skipped(NamedTuple):
     path: Path
     reason: str
-
-
-def path_of(folder: Path, operation: int) -> Path:
-    return folder / f"step-{operation:09d}"
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -274,7 +262,7 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
         raise CheckpointError(f"cannot read {name}: {error.strerror or error}") from error
     finally:
         fd.close()
-    named = _NAME.fullmatch(path.name)
+    named = NAME.fullmatch(path.name)
     if named and int(named[1]) != manifest.operation:
         raise CorruptCheckpoint(f"{name}: it is of operation {manifest.operation}, which its folder's name denies")
     return manifest
@@ -316,18 +304,6 @@ def _open(path: Path) -> Fd:
     return fd
 
 
-def find(folder: Path) -> list[Found]:
-    """The checkpoints of a folder by their names, newest first. None of them is opened."""
-    if not folder.is_dir():
-        return []
-    found = [
-        Found(Path(entry.path), int(named[1]))
-        for entry in os.scandir(folder)
-        if (named := _NAME.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
-    ]
-    return sorted(found, key=lambda one: one.operation, reverse=True)
-
-
 def newest_good(folder: Path) -> tuple[Contents | None, list[Skipped]]:
     """The newest checkpoint that can be read, None if there is none, and which were skipped and why."""
     skipped: list[Skipped] = []
@@ -337,15 +313,3 @@ def newest_good(folder: Path) -> tuple[Contents | None, list[Skipped]]:
         except CheckpointError as error:
             skipped.append(Skipped(path, str(error)))
     return None, skipped
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a checkpoint that cannot be read, so that it no longer counts as one; returns where it is now."""
-    base = aside = path.with_name(f"corrupt-{path.name}")
-    count = 1
-    while aside.exists():
-        count += 1
-        aside = base.with_name(f"{base.name}-{count}")
-    os.rename(path, aside)
-    sync_folder(path.parent)
-    return aside

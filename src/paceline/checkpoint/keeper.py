@@ -15,6 +15,8 @@ Promises:
 - One snapshot at a time: `take` while the previous one is still being written skips (or waits, when asked to).
 - Memory: one copy of the state. Disk: what is kept, and each checkpoint that is not settled yet.
 
+Where they go is the store's affair: the folder, or the run's host; then nothing is published before that has it.
+
 Who calls what: `take`, `settle`, `discard`, `score`, `close` from any thread of the process that made the keeper. In a
 forked child a keeper is dead: `close` does nothing, all else raises. `on_event(kind, text)` is called without
 locks, from the keeper's thread or from the caller of `take`; kinds are published, removed, skipped, dropped, failed.
@@ -36,10 +38,10 @@ from typing import NamedTuple
 from paceline.checkpoint import files
 from paceline.checkpoint.errors import CheckpointError
 from paceline.checkpoint.files import Contents
-from paceline.checkpoint.partial import sweep
 from paceline.checkpoint.pending import Pending, Stage
-from paceline.checkpoint.shelf import Mode, Rules, Shelf
 from paceline.checkpoint.snapshot import Buffers
+from paceline.checkpoint.stores import LocalStore, Store
+from paceline.custody.shelf import Mode, Rules
 
 _log = logging.getLogger(__name__)
 _MAX_ERRORS = 100
@@ -67,19 +69,13 @@ class Keeper:
         keep_best: int = 1,
         mode: Mode = "min",
         on_event: OnEvent | None = None,
+        make_store: Callable[[Rules], Store] | None = None,
     ) -> None:
         rules = Rules(keep_last, keep_best, mode)
         rules.check()
         self.folder = Path(folder)
         self._on_event = on_event
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._shelf = Shelf(self.folder, rules)
-            sweep(self.folder)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot keep checkpoints in {folder}: {error.strerror or error}; give a folder that can be written"
-            ) from error
+        self._store = LocalStore(self.folder, rules) if make_store is None else make_store(rules)
         self._buffers = Buffers()
         self._pid = os.getpid()
         # Everything below is guarded by this lock.
@@ -108,7 +104,7 @@ class Keeper:
         """Copy everything and write it in the background. None, with a warning, if the previous one is still being
         written (with `wait`: after `wait_s`), or if there is no memory. What cannot be saved is a `TypeError`."""
         self._check_usable()
-        pending = Pending(contents.operation, files.path_of(self.folder, contents.operation), self._changed)
+        pending = Pending(contents.operation, self._store.path_of(contents.operation), self._changed)
         with self._changed:
             if contents.operation in self._pending:
                 raise ValueError(f"operation {contents.operation} has a snapshot already; take one for each operation")
@@ -174,7 +170,7 @@ class Keeper:
         value is not finite."""
         self._check_usable()
         with self._changed:
-            is_there = operation in self._pending or files.path_of(self.folder, operation).is_dir()
+            is_there = operation in self._pending or self._store.has(operation)
             if not is_there or not math.isfinite(value):
                 return False
             self._new_scores[operation] = float(value)
@@ -210,6 +206,7 @@ class Keeper:
             if thread.is_alive():
                 self._fail(None, CheckpointError(f"the disk under {self.folder} does not answer; left it writing"))
                 return
+        self._store.close()
         self._buffers.release()
         atexit.unregister(self.close)
 
@@ -268,9 +265,8 @@ class Keeper:
 
         def between() -> None:
             while True:
+                self._check_wanted(pending)
                 with self._changed:
-                    if pending.is_unwanted:
-                        raise _Unwanted
                     job = self._short_job()
                 if job is None:
                     return
@@ -279,21 +275,29 @@ class Keeper:
         self._move(pending, Stage.WRITING)
         try:
             between()
-            pending.partial = files.write_partial(self.folder, pending.prepared, between)
+            pending.draft = self._store.write(pending.prepared, between)
             self._move(pending, Stage.WRITTEN)
         except _Unwanted:
             self._end(pending, Stage.DROPPED)
         except Exception as error:
             self._fail(pending, error)
 
+    def _check_wanted(self, pending: Pending) -> None:
+        with self._changed:
+            if pending.is_unwanted:
+                raise _Unwanted
+
     def _publish(self, pending: Pending) -> None:
-        assert pending.partial is not None
+        assert pending.draft is not None
         try:
-            files.publish(pending.partial, self.folder, pending.operation)
+            self._store.publish(pending.draft, pending.operation, lambda: self._check_wanted(pending))
+        except _Unwanted:
+            self._end(pending, Stage.DROPPED)
+            return
         except Exception as error:
             self._fail(pending, error)
             return
-        pending.partial = None
+        pending.draft = None
         self._tidy(pending.operation)
         self._end(pending, Stage.PUBLISHED)
 
@@ -305,7 +309,7 @@ class Keeper:
             for operation in scores:
                 del self._new_scores[operation]
         try:
-            removed = self._shelf.tidy(scores, published=published)
+            removed = self._store.tidy(scores, published)
         except Exception as error:
             self._fail(None, error)
             return
@@ -326,9 +330,9 @@ class Keeper:
             self._changed.notify_all()
 
     def _end(self, pending: Pending, stage: Stage, reason: str = "") -> None:
-        if pending.partial is not None:
-            pending.partial.remove()
-            pending.partial = None
+        if pending.draft is not None:
+            pending.draft.remove()
+            pending.draft = None
         self._move(pending, stage)
         self._tell(stage.value, f"operation {pending.operation}: {reason or pending.path}")
 

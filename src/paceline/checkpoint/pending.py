@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from paceline.checkpoint.files import Prepared
-from paceline.checkpoint.partial import Partial
+from paceline.checkpoint.stores import Draft
 
 
 class Stage(enum.Enum):
@@ -40,7 +40,7 @@ class Pending:
         self.error: Exception | None = None
         self.is_unwanted = False  # to be dropped by the keeper's thread as soon as it sees this
         self.prepared: Prepared | None = None
-        self.partial: Partial | None = None
+        self.draft: Draft | None = None
         self._changed = changed
 
     def wait_written(self, timeout_s: float) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json as jsons
 import re
 import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -103,11 +106,10 @@ def logs(
     name: NameOption = "",
     folder: FolderOption = Path("runs"),
 ) -> None:
-    """Prints what the workers and servers of this machine have printed."""
+    """Prints what workers and servers have printed, those of machines that joined included."""
     try:
         run = _find(folder, name)
-        paths = _logs_of(run, member)
-        _print_logs(run, paths, follow=follow)
+        _print_logs(run, partial(_logs_of, run, member), follow=follow)
     except (PacelineError, ValueError) as error:
         leave(error, BAD_INPUT)
     except BrokenPipeError:
@@ -151,38 +153,58 @@ def _pids(run: Path) -> dict[str, list[int]]:
 
 def _logs_of(run: Path, member: str) -> list[Path]:
     from paceline.control.reader import RunReader
+    from paceline.custody.custodian import JOINED_LOGS
     from paceline.engine.folders import LOGS
 
     folder = run / LOGS
+    joined = folder / JOINED_LOGS
     if not member:
-        return [*sorted(folder.glob("w*.log")), *sorted(folder.glob("s*.log"))]
+        return [path for where in (folder, *sorted(joined.glob("*/"))) for path in _logs_in(where)]
     label = member
     if not (folder / f"{member}.log").exists():
         with RunReader(run) as reader:
             rows = [
-                {"member": row.member, "role": row.role, "rank": row.rank, "pid": row.pid, "host": row.host}
+                {
+                    "member": row.member,
+                    "role": row.role,
+                    "rank": row.rank,
+                    "pid": row.pid,
+                    "host": row.host,
+                    "agent": row.agent,
+                }
                 for row in reader.members()
             ]
-        pids = _pids(run)
-        row = pick(member, rows, pids)
+        row = pick(member, rows, _pids(run))
+        places = sorted(joined.glob(f"*-{row['agent'][:8]}"))
+        folder, pids = (places[0], _pids(places[0])) if row["agent"] and places else (folder, _pids(run))
         label = next((label for label, started in pids.items() if row["pid"] in started), "")
         if not label:
             raise ValueError(f"member {row['member']} runs on {row['host']}; its log is there")
     return [folder / f"{label}.log"]
 
 
-def _print_logs(run: Path, paths: list[Path], *, follow: bool) -> None:
+def _logs_in(folder: Path) -> list[Path]:
+    return [*sorted(folder.glob("w*.log")), *sorted(folder.glob("s*.log"))]
+
+
+def _name_of(run: Path, log: Path) -> str:
+    """w0, or w0 of a machine that joined."""
+    return log.stem if log.parent.parent == run else f"{log.parent.name}/{log.stem}"
+
+
+def _print_logs(run: Path, find_paths: Callable[[], list[Path]], *, follow: bool) -> None:
     from paceline.engine.folders import is_live
     from paceline.engine.output import CHUNK_BYTES, Splitter
 
-    at = dict.fromkeys(paths, 0)
-    splitters = {path: Splitter() for path in paths}
+    at: dict[Path, int] = {}
+    splitters: defaultdict[Path, Splitter] = defaultdict(Splitter)
     while True:
         goes_on = follow and is_live(run)
+        paths = find_paths()
         for path in paths:
-            prefix = f"[{path.stem}] " if len(paths) > 1 else ""
+            prefix = f"[{_name_of(run, path)}] " if len(paths) > 1 else ""
             with path.open("rb") as file:
-                file.seek(at[path])
+                file.seek(at.setdefault(path, 0))
                 while data := file.read(CHUNK_BYTES):
                     at[path] += len(data)
                     for line in splitters[path].feed(data):

@@ -23,6 +23,7 @@ from paceline.control.progress import MAX_SENT, ProgressKeeper, Recorded
 from paceline.control.ticket import Ticket
 from paceline.errors import ProtocolError
 from paceline.wire import calls
+from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.frame import Header
 from paceline.wire.handshake import Credentials
@@ -32,7 +33,7 @@ logger = logging.getLogger("paceline.control")
 
 HEARTBEAT_S = 0.5
 ORPHAN_S = 600.0
-MEMBERS_ROOM, AGENTS_ROOM, COMMANDS_ROOM = "control", "agent", "command"
+MEMBERS_ROOM, AGENTS_ROOM, COMMANDS_ROOM, CUSTODY_ROOM = "control", "agent", "command", "custody"
 
 Answer = TypeVar("Answer")
 
@@ -271,3 +272,8 @@ def command(
         return header.read_body(answer_type)
     finally:
         connection.close()
+
+
+def way_to_custody(ticket: Ticket, mine: Credentials) -> Callable[[Deadline], Connection]:
+    """How a worker or an agent of another host reaches who keeps the run's checkpoints and logs: the coordinator."""
+    return lambda deadline: reach(ticket, mine, CUSTODY_ROOM, deadline=deadline)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paceline.control import ticket as tickets
-from paceline.control.client import AGENTS_ROOM, COMMANDS_ROOM, MEMBERS_ROOM
+from paceline.control.client import AGENTS_ROOM, COMMANDS_ROOM, CUSTODY_ROOM, MEMBERS_ROOM
 from paceline.control.config import VARIABLE, Config
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Connected, Disconnected, Drain, Halt, Tick
@@ -41,8 +41,10 @@ from paceline.control.leases import LeaseReport
 from paceline.control.messages import AgentReport, Plan, Report
 from paceline.control.progress import Progress, Recorded
 from paceline.control.recorder import Recorder, states_of
+from paceline.control.roster import Fate
 from paceline.control.switchboard import Callers, Switchboard
 from paceline.control.ticket import Access, Ticket
+from paceline.custody.custodian import Custodian
 from paceline.errors import AddressError, ConnectionLost, PacelineError, ProtocolError
 from paceline.wire import calls
 from paceline.wire.beacon import beacons_of
@@ -100,6 +102,7 @@ class Service:
         )
         self._agents = Switchboard(("agent",), admit=_ignore, arrived=_ignore, left=_ignore, hear=self._hear_agent)
         self._people = Callers(self._serve_person)
+        self._keeping = Callers(Custodian(self._folder, self._why_not_store).serve)
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(FolderLock(self._folder)))
             self._journal = stack.enter_context(contextlib.closing(Journal(self._folder)))
@@ -124,6 +127,7 @@ class Service:
         self._endpoint.open_room(MEMBERS_ROOM, self._members.welcome)
         self._endpoint.open_room(AGENTS_ROOM, self._agents.welcome)
         self._endpoint.open_room(COMMANDS_ROOM, self._people.welcome)
+        self._endpoint.open_room(CUSTODY_ROOM, self._keeping.welcome)
 
     def _begin(self) -> None:
         """The new term is on disk before anybody can hear of it."""
@@ -213,6 +217,16 @@ class Service:
         _check_speaker(visitor, report.agent)
         self._driver.post(report)
 
+    def _why_not_store(self, visitor: Visitor) -> str:
+        """What a member that was lost writes is of a history that may go on no more."""
+        record = self._driver.machine.records.get(visitor.member)
+        if record is None or visitor.role != "worker" or record.introduction.card.fingerprint != visitor.fingerprint:
+            return f"{visitor.role} {visitor.member} is no worker of this run; its checkpoints are not taken"
+        if record.fate is not None and record.fate is not Fate.RELEASED:
+            why = record.fate.value
+            return f"worker {visitor.member} is not in the run any more ({why}); its checkpoints are not taken"
+        return ""
+
     # -- the recorder's side -----------------------------------------------------------------------------------------
 
     def _look(self) -> tuple[list[MemberState], dict[str, str]]:
@@ -230,7 +244,7 @@ class Service:
 
     # -- people ------------------------------------------------------------------------------------------------------
 
-    def _serve_person(self, connection: Connection) -> None:
+    def _serve_person(self, connection: Connection, _: Visitor) -> None:
         handlers = {"status": self._status, "drain": self._drain, "halt": self._halt, "invite": self._invite}
         calls.serve(connection, handlers, idle_s=COMMAND_S, answer_s=COMMAND_S)
 
@@ -301,7 +315,9 @@ class Service:
         return code
 
     def _is_deserted(self) -> bool:
-        return self._members.num_lines() == 0 and self._agents.is_quiet()
+        """Whether nobody is left who is to hear of the end, or who brings the last lines of its logs."""
+        has_visitors = self._members.num_lines() > 0 or self._keeping.num_connections() > 0
+        return not has_visitors and self._agents.is_quiet()
 
     def _end(self) -> int:
         over, failure = self._driver.over, self._driver.failure
@@ -313,6 +329,7 @@ class Service:
             last["reason"] = str(failure)
         self._endpoint.close()
         self._people.close()
+        self._keeping.close()
         self._members.close(flush_s=1.0)
         self._agents.close(flush_s=1.0)
         self._recorder.close(last)

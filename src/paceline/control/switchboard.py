@@ -147,18 +147,18 @@ class Switchboard:
 
 
 class Callers:
-    """Connections of people's commands; `serve` answers one until it ends."""
+    """Connections on which calls are answered; `serve` answers one visitor until it ends."""
 
-    def __init__(self, serve: Callable[[Connection], None]) -> None:
+    def __init__(self, serve: Callable[[Connection, Visitor], None]) -> None:
         self._serve = serve
         self._changed = threading.Condition()
         self._connections: set[Connection] = set()
 
-    def welcome(self, connection: Connection, _: Visitor) -> None:
+    def welcome(self, connection: Connection, visitor: Visitor) -> None:
         with self._changed:
             self._connections.add(connection)
         try:
-            self._serve(connection)
+            self._serve(connection, visitor)
         except WireError as error:
             logger.info("closed the connection of %s: %s", connection.peer, error)
         finally:
@@ -166,6 +166,10 @@ class Callers:
                 self._connections.discard(connection)
                 connection.close()
                 self._changed.notify_all()
+
+    def num_connections(self) -> int:
+        with self._changed:
+            return len(self._connections)
 
     def close(self) -> None:
         with self._changed:

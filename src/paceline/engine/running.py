@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paceline.control.client import way_to_custody
 from paceline.control.config import Config
 from paceline.control.coordinator_events import Settings
 from paceline.control.ticket import Ticket
-from paceline.engine import causes
+from paceline.custody.depot import Depot
+from paceline.engine import causes, shipping
 from paceline.engine.agent import Agent
 from paceline.engine.base import Engine, Process
 from paceline.engine.child import CoordinatorChild, ticket_of
@@ -146,9 +148,12 @@ class Lifetime:
         """With the rules of a guest: without a coordinator of its own."""
         identity = Identity()
         ticket = msgspec.structs.replace(
-            ticket, folder=str(self.place.folder), agent=identity.member, capacity=capacity.declared
+            ticket, folder=str(self.place.folder), agent=identity.member, capacity=capacity.declared, guest=True
         )
-        return self._run(rules, ticket, identity, make_engine)
+        depot = Depot(way_to_custody(ticket, Credentials(identity, ticket.secret, "agent")))
+        name = shipping.folder_of(identity.member)
+        with contextlib.closing(shipping.LogShipper(self.place.folder, self.place.logs, name, depot)):
+            return self._run(rules, ticket, identity, make_engine)
 
     def _run(self, rules: Rules, ticket: Ticket, identity: Identity, make_engine: MakeEngine) -> Outcome:
         self._agent = Agent(

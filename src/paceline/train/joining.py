@@ -14,10 +14,12 @@ from torch import nn
 
 import paceline
 from paceline.control import ticket as tickets
-from paceline.control.client import MemberClient
+from paceline.control.client import MemberClient, way_to_custody
 from paceline.control.member import Member
 from paceline.control.messages import Introduction
 from paceline.control.ticket import Ticket
+from paceline.custody import names
+from paceline.custody.depot import Depot
 from paceline.engine.speeds import PROBE_VARIABLE
 from paceline.train import warming
 from paceline.train.groups import Groups
@@ -73,11 +75,19 @@ def find_ticket() -> Ticket | None:
     return ticket
 
 
-def join(ticket: Ticket | None, base: int, ledger: Ledger, on_orphaned: Callable[[], None]) -> Joined:
+def depot_of(ticket: Ticket | None, identity: Identity) -> Depot | None:
+    """The way to the run's own folder, where that is not this worker's."""
+    if ticket is None or not ticket.guest:
+        return None
+    return Depot(way_to_custody(ticket, Credentials(identity, ticket.secret, "worker")))
+
+
+def join(
+    ticket: Ticket | None, identity: Identity, base: int, ledger: Ledger, on_orphaned: Callable[[], None]
+) -> Joined:
     """Connect to the run, or make one."""
     if ticket is None:
         return _alone(base, ledger)
-    identity = Identity()
     credentials = Credentials(identity, ticket.secret, "worker")
     endpoint = Endpoint(credentials, host=own_address(ticket.host, ticket.address), tls=ticket.tls)
     machine = Member(identity.member)
@@ -133,4 +143,4 @@ def introduce(
 
 
 def folder_of(ticket: Ticket | None) -> Path | None:
-    return Path(ticket.folder) / "checkpoints" if ticket is not None else None
+    return Path(ticket.folder) / names.FOLDER if ticket is not None else None

@@ -73,10 +73,10 @@ class TrainingLedger:
 
     def look_for_start(self) -> int:
         """The operation of the newest checkpoint; `NOTHING` if there is none. The first look reads it and holds it
-        ready; later ones, of a worker that waits, go by its name."""
+        ready, if it is on this machine; later ones, of a worker that waits, go by its name."""
         if not self._resumes:
             return NOTHING
-        if not self._has_looked:
+        if not self._has_looked and self.saver.is_near:
             self._has_looked = True
             self._start = self.saver.newest()
             return self._start.operation if self._start is not None else NOTHING

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.checkpoint import CheckpointError, Contents, Keeper, newest_good
-from paceline.checkpoint.files import find, path_of, read, set_aside
+from paceline.checkpoint import CheckpointError, Contents, Keeper
 from paceline.checkpoint.pending import Pending
 from paceline.control.messages import NOTHING
+from paceline.custody.depot import Depot
+from paceline.custody.moving import CustodyError
+from paceline.custody.names import path_of
 from paceline.train.errors import Evicted
+from paceline.train.sources import Source, choose
 
 WRITING_S = 300.0
-_LOOKS = 20
+SENDING_S = 540.0  # one that does not move for a minute has failed before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +45,21 @@ class Checkpoints:
 class Saver:
     """A keeper that is made when this worker is main for the first time."""
 
-    def __init__(self, settings: Checkpoints, folder: Path | None, on_event: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        settings: Checkpoints,
+        folder: Path | None,
+        on_event: Callable[[str, str], None],
+        *,
+        own: Path | None = None,
+        depot: Depot | None = None,
+    ) -> None:
+        """`own` is the folder of the run on this machine, `depot` the way to the run's host where that is another."""
         self._settings = settings
         self._folder = folder
         self._on_event = on_event
+        self._own = own
+        self._depot = depot
         self._keeper: Keeper | None = None
         self._last: Pending | None = None
         self._last_time = time.monotonic()
@@ -56,47 +70,44 @@ class Saver:
     def is_on(self) -> bool:
         return self._folder is not None
 
+    @functools.cached_property
+    def _source(self) -> Source:
+        assert self._folder is not None
+        return choose(self._folder, self._own, self._depot, is_given=self._settings.folder is not None)
+
     def newest(self) -> Contents | None:
-        """The newest checkpoint that is intact; bad ones are reported and put aside. In a run that is going on, the
-        main worker removes old ones meanwhile: then there are newer ones, and this looks again."""
-        if self._folder is None or not self._folder.is_dir():
-            return None
-        for _ in range(_LOOKS):
-            contents, skipped = newest_good(self._folder)
-            bad = [one for one in skipped if one.path.exists()]
-            for path, reason in bad:
-                with contextlib.suppress(FileNotFoundError):
-                    set_aside(path)
-                    self._on_event("skipped checkpoint", f"{path.name}: {reason}")
-            if len(bad) == len(skipped):
-                break
-        return contents
+        """The newest checkpoint that is intact; bad ones are reported and put aside."""
+        return self._source.newest(self._on_event) if self._folder is not None else None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether checkpoints are on this machine, so that looking at one costs little."""
+        return self._folder is None or self._source.is_near
 
     def newest_name(self) -> int:
         """The operation of the newest checkpoint by its name; whether it is intact is seen when it is read."""
-        found = find(self._folder) if self._folder is not None else []
-        return found[0].operation if found else NOTHING
+        found = self._source.operations() if self._folder is not None else []
+        return found[0] if found else NOTHING
 
     def read(self, operation: int) -> Contents:
         """The checkpoint that this worker said it could start from. `Evicted` if it cannot be read after all: it is put
         aside, and whoever starts next takes an older one."""
-        assert self._folder is not None
-        path = path_of(self._folder, operation)
         try:
-            return read(path)
+            return self._source.read(operation)
         except CheckpointError as error:
-            with contextlib.suppress(FileNotFoundError):
-                set_aside(path)
-                self._on_event("skipped checkpoint", f"{path.name}: {error}")
+            self._source.set_aside([operation])
+            self._on_event("skipped checkpoint", f"{path_of(Path(), operation).name}: {error}")
             raise Evicted(f"the checkpoint of operation {operation} cannot be read ({error})") from error
+        except CustodyError as error:
+            raise Evicted(f"the checkpoint of operation {operation} cannot be had ({error})") from error
 
     def abandon_after(self, operation: int) -> None:
         """The run starts again from this operation: later checkpoints are of a history that goes on no more."""
-        for path, number in find(self._folder) if self._folder is not None else []:
-            if number > operation:
-                with contextlib.suppress(FileNotFoundError):
-                    set_aside(path)
-                    self._on_event("skipped checkpoint", f"{path.name}: the run starts again from {operation}")
+        later = [number for number in self._source.operations() if number > operation] if self._folder else []
+        self._source.set_aside(later)
+        for number in later:
+            name = path_of(Path(), number).name
+            self._on_event("skipped checkpoint", f"{name}: the run starts again from {operation}")
 
     def is_due(self, steps: int) -> bool:
         if self._folder is None:
@@ -126,6 +137,7 @@ class Saver:
                 keep_best=settings.keep_best,
                 mode=settings.mode,
                 on_event=self._on_event,
+                make_store=self._source.store,
             )
         self._last_time = time.monotonic()
         pending = self._keeper.take(contents, wait=wait or score is not None)
@@ -135,7 +147,7 @@ class Saver:
             if score is not None:
                 self._keeper.score(contents.operation, score)
             if wait:
-                pending.wait_written(WRITING_S)
+                pending.wait_written(self._wait_s)
 
     def settle(self, operation: int) -> None:
         if self._keeper is not None:
@@ -145,11 +157,17 @@ class Saver:
         """Settle, and wait until what was taken last has its name, or failed."""
         self.settle(operation)
         if self._last is not None:
-            self._last.wait(WRITING_S)
+            self._last.wait(self._wait_s)
+
+    @property
+    def _wait_s(self) -> float:
+        return WRITING_S if self._source.is_near else SENDING_S
 
     def close(self) -> None:
         if self._keeper is not None:
             self._keeper.close()
+        if self._depot is not None:
+            self._depot.close()
 
 
 def contents_of(run: str, operation: int, cursor: tuple[int, int], tree: dict[str, Any], plan: Any) -> Contents:

@@ -66,6 +66,7 @@ from paceline.train.sharing import Sharing
 from paceline.train.stepping import StepLoop
 from paceline.train.strategies import StrategyName, aggregate_for
 from paceline.train.training_state import Stateful, TrainingState
+from paceline.wire.identity import Identity
 
 logger = logging.getLogger("paceline.train")
 
@@ -141,8 +142,11 @@ class Session:
         self._schedules = Schedules(others)
         self._leasing: LeaseLoop | None = None
         self._taken: Taken | None = None
-        folder = Path(checkpoints.folder) if checkpoints.folder is not None else joining.folder_of(self._ticket)
-        self._saver = Saver(checkpoints, folder, self._tell)
+        self._identity = Identity()
+        own = joining.folder_of(self._ticket)
+        folder = Path(checkpoints.folder) if checkpoints.folder is not None else own
+        depot = joining.depot_of(self._ticket, self._identity)
+        self._saver = Saver(checkpoints, folder, self._tell, own=own, depot=depot)
         training = TrainingState(model, optimizers, others, self._strategy.aggregation)
         self._ledger = TrainingLedger(
             *(training, self._saver, self._batches.length, self._tell),
@@ -436,7 +440,7 @@ class Session:
             import torch._dynamo  # noqa: F401  # the first optimizer step would, for seconds, while others wait
 
             base = self._ledger.look_for_start()
-            joined = joining.join(self._ticket, max(base, 0), self._ledger, self._endings.orphaned)
+            joined = joining.join(self._ticket, self._identity, max(base, 0), self._ledger, self._endings.orphaned)
             self._joined = joined
             self._ledger.connect(
                 joined.run, joined.client.progress, lambda: joined.client.look(lambda machine: machine.applied)

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from paceline.checkpoint import files
-from paceline.checkpoint.partial import retire
+from paceline.custody import names
+from paceline.custody.partial import retire
 
 SCORES = "scores.json"
 Mode = Literal["min", "max"]
@@ -60,12 +60,14 @@ class Shelf:
     def __init__(self, folder: Path, rules: Rules) -> None:
         self._folder = folder
         self._rules = rules
-        self._scores = _read_scores(folder / SCORES)
+        self._scores: dict[int, float] = {}
 
     def tidy(self, new_scores: Mapping[int, float], *, published: int | None = None) -> list[Path]:
         """Take the scores in, move the links, remove what need not stay; returns what was removed. One that was just
         published has no older score: that was of another checkpoint of the same operation."""
-        there = {found.operation: found.path for found in files.find(self._folder)}
+        # Another process may have been the keeper meanwhile.
+        self._scores = _read_scores(self._folder / SCORES)
+        there = {found.operation: found.path for found in names.find(self._folder)}
         scores = {operation: value for operation, value in self._scores.items() if operation != published}
         scores.update(new_scores)
         choice = choose(there, scores, self._rules)
@@ -96,7 +98,7 @@ class Shelf:
             with contextlib.suppress(FileNotFoundError):
                 link.unlink()
             return
-        target = files.path_of(self._folder, operation).name
+        target = names.path_of(self._folder, operation).name
         if not link.is_symlink() or os.readlink(link) != target:
             fresh.symlink_to(target)
             os.replace(fresh, link)

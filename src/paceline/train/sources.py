@@ -1,0 +1,171 @@
+"""Where a worker finds the run's checkpoints: in folders of this machine, or at the run's host.
+
+choose(...)     which of the two, asked once, when a checkpoint is first looked for
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from paceline.checkpoint import CheckpointError, Contents, newest_good
+from paceline.checkpoint.files import read
+from paceline.checkpoint.stores import DistantStore, LocalStore, Store
+from paceline.custody import names
+from paceline.custody.depot import Depot
+from paceline.custody.moving import CustodyError
+from paceline.custody.partial import Partial, sweep
+from paceline.custody.shelf import Rules
+
+logger = logging.getLogger("paceline.train")
+
+_LOOKS = 20
+
+Tell = Callable[[str, str], None]
+
+
+class Source(Protocol):
+    """Used by the training thread. What cannot be read is a `CheckpointError`, what cannot be had a `CustodyError`."""
+
+    is_near: bool  # whether reading one costs no more than a disk
+
+    def operations(self) -> list[int]:
+        """Those of the checkpoints that are there, by their names, newest first."""
+
+    def newest(self, tell: Tell) -> Contents | None:
+        """The newest one that is intact. Bad ones are put aside and told."""
+
+    def read(self, operation: int) -> Contents: ...
+
+    def set_aside(self, operations: Sequence[int]) -> None:
+        """They count as checkpoints no more."""
+
+    def store(self, rules: Rules) -> Store:
+        """Where new ones go."""
+
+
+def choose(folder: Path, own: Path | None, depot: Depot | None, *, is_given: bool) -> Source:
+    """`folder` is where this script wants its checkpoints, by its own word if `is_given`; `own` is the folder of the
+    run on this machine, where those of other hosts come in, or leave from; `depot` leads to the run's host, where this
+    is another one."""
+    if depot is None:
+        return Local([folder] if own is None or own == folder else [folder, own])
+    if not is_given:
+        return Distant(depot, folder)
+    if _is_shared(folder, depot):
+        return Local([folder])
+    logger.warning(
+        "checkpoints: %s is not the same folder on the run's host; they go into the folder of the run there, and are "
+        "found there by --resume",
+        folder,
+    )
+    return Distant(depot, own or folder)
+
+
+def _is_shared(folder: Path, depot: Depot) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return depot.shares(folder)
+    except (OSError, CustodyError) as error:
+        logger.warning("checkpoints: cannot tell whether %s is shared with the run's host: %s", folder, error)
+        return False
+
+
+class Local:
+    """The first folder is the one that is written into."""
+
+    is_near = True
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+
+    def operations(self) -> list[int]:
+        return [found.operation for found in self._found()]
+
+    def newest(self, tell: Tell) -> Contents | None:
+        """In a run that is going on, the main worker removes old ones meanwhile: then there are newer ones, and this
+        looks again."""
+        candidates = [self._newest_in(folder, tell) for folder in self._folders if folder.is_dir()]
+        there = [contents for contents in candidates if contents is not None]
+        return max(there, key=lambda contents: contents.operation, default=None)
+
+    def _newest_in(self, folder: Path, tell: Tell) -> Contents | None:
+        contents = None
+        for _ in range(_LOOKS):
+            contents, skipped = newest_good(folder)
+            bad = [one for one in skipped if one.path.exists()]
+            for path, reason in bad:
+                with contextlib.suppress(FileNotFoundError):
+                    names.set_aside(path)
+                    tell("skipped checkpoint", f"{path.name}: {reason}")
+            if len(bad) == len(skipped):
+                break
+        return contents
+
+    def read(self, operation: int) -> Contents:
+        paths = [found.path for found in self._found() if found.operation == operation]
+        return read(paths[0] if paths else names.path_of(self._folders[0], operation))
+
+    def set_aside(self, operations: Sequence[int]) -> None:
+        for path, operation in self._found():
+            if operation in operations:
+                with contextlib.suppress(FileNotFoundError):
+                    names.set_aside(path)
+
+    def store(self, rules: Rules) -> Store:
+        return LocalStore(self._folders[0], rules)
+
+    def _found(self) -> list[names.Found]:
+        found = [one for folder in self._folders for one in names.find(folder)]
+        return sorted(found, key=lambda one: -one.operation)
+
+
+class Distant:
+    """`staging` is a folder here, for what is on its way."""
+
+    is_near = False
+
+    def __init__(self, depot: Depot, staging: Path) -> None:
+        self._depot = depot
+        self._staging = staging
+        self._known: list[int] = []  # as of the last answer
+
+    def operations(self) -> list[int]:
+        self._known = self._depot.operations_now(self._known)
+        return self._known
+
+    def newest(self, tell: Tell) -> Contents | None:
+        for operation in self._depot.operations():
+            try:
+                return self.read(operation)
+            except CheckpointError as error:
+                self.set_aside([operation])
+                tell("skipped checkpoint", f"operation {operation}: {error}")
+            except CustodyError as error:
+                logger.warning("the checkpoint of operation %d was not fetched: %s", operation, error)
+        return None
+
+    def read(self, operation: int) -> Contents:
+        try:
+            self._staging.mkdir(parents=True, exist_ok=True)
+            sweep(self._staging)
+            partial = Partial(self._staging)
+        except OSError as error:
+            raise CustodyError(
+                f"{self._staging} cannot be written: {error.strerror or error}; make room there"
+            ) from error
+        try:
+            self._depot.fetch(operation, partial)
+            return read(partial.path)
+        finally:
+            partial.remove()
+
+    def set_aside(self, operations: Sequence[int]) -> None:
+        if operations:
+            self._depot.set_aside(operations)
+
+    def store(self, rules: Rules) -> Store:
+        return DistantStore(self._staging, self._depot, rules)
