@@ -21,10 +21,9 @@ import torch
 from data_samples import Augmented, Gated, Troubled, after, batches_of, works
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from paceline.data import loader as loading
 from paceline.data.batches import Batches
 from paceline.data.dataset import check_dataset
-from paceline.data.loader import Loader, LoaderError, LoaderOptions
+from paceline.data.loader import MAX_DEATHS, Loader, LoaderError, LoaderOptions
 from paceline.data.window import Work
 
 TWO = LoaderOptions(num_workers=2)
@@ -228,17 +227,21 @@ def torch_sets_its_handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGCHLD, handler)
 
 
-@pytest.mark.usefixtures("torch_sets_its_handler", "impatient")
-def test_a_killed_loader_worker_is_a_clear_error_and_nothing_is_left() -> None:
+@pytest.mark.usefixtures("torch_sets_its_handler")
+def test_a_sample_that_kills_every_loader_worker_is_a_clear_error_and_nothing_is_left() -> None:
     handler = signal.getsignal(signal.SIGCHLD)
-    loader = Loader(Troubled(), seed=0, options=TWO)
+    told: list[str] = []
+    loader = Loader(Troubled(), seed=0, options=TWO, on_death=told.append)
     # The deadly batch is not prefetched, or its death might be noticed earlier.
     plan = works(3, 7, [[1], [15], [2]])
     loader.fetch(plan[0], after([], 0))
     # torch's handler, which would raise in the main thread at any time, is not there.
     assert signal.getsignal(signal.SIGCHLD) is handler
-    with pytest.raises(LoaderError, match=r"step 8 .generation 3.*exited unexpectedly.*lack of memory"):
+    with pytest.raises(
+        LoaderError, match=r"step 8 .generation 3.*5 times in a row.*SIGKILL at sample 15 of epoch 0.*lack of memory"
+    ):
         loader.fetch(plan[1], after(plan, 1))
+    assert (len(told), loader.num_deaths) == (MAX_DEATHS, MAX_DEATHS)
     assert multiprocessing.active_children() == []
     with pytest.raises(LoaderError, match="closed"):
         loader.fetch(plan[2], after(plan, 2))
@@ -247,9 +250,8 @@ def test_a_killed_loader_worker_is_a_clear_error_and_nothing_is_left() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch looks often whether a loader worker lives, and gives it little time to end by itself."""
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
-    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data.__defaults__", (0.2,))
+    """A loader worker has little time to end by itself."""
+    monkeypatch.setattr("paceline.data.pool.ASKED_S", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -323,24 +325,6 @@ def test_an_interpreter_that_exits_without_close_does_not_hang(ending: str) -> N
     pids = done.stdout.split()
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-def test_loader_workers_survive_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even one that has only just started."""
-    ignore = loading._WorkerInit.__call__
-
-    def late(self: loading._WorkerInit, worker: int) -> None:
-        time.sleep(0.2 * worker)
-        ignore(self, worker)
-
-    monkeypatch.setattr(loading._WorkerInit, "__call__", late)
-    plan = works(0, 0, [[k] for k in range(20)])
-    with Loader(Augmented(), seed=0, options=TWO) as loader:
-        loader.fetch(plan[0], after(plan, 0))
-        for child in multiprocessing.active_children():
-            assert child.pid is not None
-            os.kill(child.pid, signal.SIGINT)
-        assert len(fetch_all(loader, plan[1:])) == 19
 
 
 def test_loader_workers_that_are_spawned() -> None:

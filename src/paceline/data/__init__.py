@@ -5,6 +5,7 @@
     split.py      how a global batch is divided among ranks
     loader.py     batches for one worker, collated ahead of time
     ├── window.py     which batches are requested ahead, and which answers are stale
+    ├── pool.py       loader workers: started, watched, ended
     ├── batches.py    how a request becomes a batch
     └── seeding.py    the random numbers under which a sample is fetched
     dataset.py    what counts as a dataset, and its fingerprint

@@ -34,17 +34,17 @@ class Batches:
     """Answers requests. For loader workers the horizon lies in shared memory: the trainer moves it, they look at it."""
 
     def __init__(
-        self, dataset: Any, seed: int, collate_fn: Callable[[list[Any]], Any] | None, *, is_shared: bool
+        self, dataset: Any, seed: int, collate_fn: Callable[[list[Any]], Any] | None, *, num_workers: int
     ) -> None:
         self._dataset = dataset
         self._seed = seed
         self._collate = collate_fn or default_collate
         self._at_once = collate_fn is None and _can_be_indexed_at_once(dataset)
         self._horizon = torch.zeros((), dtype=torch.int64)
-        if (
-            is_shared
-        ):  # and only then: torch's memory has a name for a moment, which a process killed then leaves behind
+        self._at = torch.full((num_workers, 2), -1, dtype=torch.int64)  # epoch and index that each is fetching
+        if num_workers:  # and only then: torch's memory has a name for a moment, which a killed process leaves behind
             self._horizon.share_memory_()  # type: ignore[no-untyped-call]
+            self._at.share_memory_()  # type: ignore[no-untyped-call]
 
     def give_up_before(self, serial: int) -> None:
         self._horizon.fill_(serial)
@@ -52,18 +52,30 @@ class Batches:
     def __getitems__(self, request: Request) -> Answer:
         """Called by torch's fetcher, with what the batch sampler gave."""
         began = time.monotonic()
-        if get_worker_info() is None:
+        info = get_worker_info()
+        if info is None:
             return request.serial, self._batch(request), time.monotonic() - began
         try:
-            return request.serial, self._batch(request), time.monotonic() - began
+            return request.serial, self._batch(request, info.id), time.monotonic() - began
         except Exception as error:
             return request.serial, _as_answer(error), 0.0
+        finally:
+            self._at[info.id, 1] = -1
+
+    def sample_at(self, worker: int) -> tuple[int, int] | None:
+        """The epoch and the index of the sample that a loader worker is fetching, or was when it died."""
+        epoch, index = self._at[worker].tolist()
+        return (epoch, index) if index >= 0 else None
+
+    def forget_samples(self) -> None:
+        """Before loader workers are started."""
+        self._at.fill_(-1)
 
     def collate(self, work: Work) -> Any:
         """The batch of a work, here and now."""
         return self._batch(Request(_NEVER_STALE, work))
 
-    def _batch(self, request: Request) -> Any:
+    def _batch(self, request: Request, worker: int = -1) -> Any:
         if request.work is None or self._is_stale(request):
             return None
         if self._at_once:
@@ -73,6 +85,8 @@ class Batches:
             for index in map(int, request.work.indices):
                 if self._is_stale(request):
                     return None
+                if worker >= 0:
+                    self._at[worker, 0], self._at[worker, 1] = request.work.epoch, index
                 samples.append(self._fetch(request.work.epoch, index))
             return self._collate(samples)
 

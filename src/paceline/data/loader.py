@@ -12,14 +12,17 @@ prefetch, idle ones that are answered at once. So the loader workers never see a
 Failures:
 - An error of the dataset or of collate_fn is raised by the fetch of its batch, with its type and its traceback. The
   Loader stays usable.
-- A loader worker that died, or an answer that took longer than `timeout`, is a `LoaderError` of the fetch that waits
-  (a death is noticed within five seconds), and closes the Loader.
+- A loader worker that died, however it died, is noticed at once (`pool.py`). All of them are started again, and what
+  was requested is requested again. Samples draw from (seed, epoch, sample), so the batch is the same. After
+  `MAX_DEATHS` in a row without the batch that is waited for, the fetch raises `LoaderError` with the sample that the
+  last one was at, and closes the Loader.
+- An answer that took longer than `timeout` is a `LoaderError` too.
 - After `close()`, which is called twice without harm, no loader worker is left. An interpreter that exits without it
   ends them too.
 
 Signals: torch sets a handler of SIGCHLD that raises wherever the main thread happens to be, in the middle of a
 collective operation for instance. It does so only when loader workers are started by the main thread; here another one
-starts them. Loader workers ignore SIGINT: Ctrl-C reaches them too, but whether to go on is the trainer's decision.
+starts them. Loader workers do not mind SIGTERM and SIGINT: whether to go on is the trainer's decision.
 
 One thread at a time may use a Loader.
 """
@@ -27,8 +30,6 @@ One thread at a time may use a Loader.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,12 +41,14 @@ from torch.utils.data import DataLoader
 
 from paceline.data.batches import Answer, Batches, handed_on
 from paceline.data.dataset import check_dataset
+from paceline.data.pool import Beginning, Death, Pool
 from paceline.data.window import Following, Request, Window, Work
 from paceline.errors import PacelineError
 
+MAX_DEATHS = 5  # in a row, each of which cost all loader workers
 _NEVER = 2**62
 _SOON_S = 0.02  # a batch that takes no longer than this is not worth waiting for loader workers
-_WAIT_KILLED_S = 5.0
+_DYING_S = 1.0  # from the first descriptor that breaks to the end of a process
 
 
 class LoaderError(PacelineError):
@@ -83,18 +86,30 @@ class LoaderOptions:
 
 
 class Loader:
-    """Loads the batches of one worker from a map-style dataset; see the module's text."""
+    """Loads the batches of one worker from a map-style dataset; see the module's text. `on_death` is told of every
+    loader worker that died, in words."""
 
-    def __init__(self, dataset: Any, *, seed: int, options: LoaderOptions | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        seed: int,
+        options: LoaderOptions | None = None,
+        on_death: Callable[[str], None] | None = None,
+    ) -> None:
         self.length = check_dataset(dataset)
         self._options = options or LoaderOptions()
-        self._batches = Batches(dataset, seed, self._options.collate_fn, is_shared=self._options.num_workers > 0)
+        self._batches = Batches(dataset, seed, self._options.collate_fn, num_workers=self._options.num_workers)
         self._window = Window(self._options.depth)
         self._outbox: deque[Request] = deque()
-        self._answers: Iterator[Answer] | None = None
+        self._here: Iterator[Answer] | None = None  # where there are no loader workers
+        self._pool: Pool | None = None
         self._closed = False
         self._division = (-1, -1)  # generation and version of the last work
         self._usual_s = math.inf  # how long a loader worker took for its last batch
+        self._on_death = on_death
+        self.num_deaths = 0
+        self._num_in_row = 0  # since a batch that was waited for has come
 
     def fetch(self, work: Work, following: Following) -> Any:
         """The collated batch of `work`, None if it has no samples. `following(k)` is the k-th work after it.
@@ -120,6 +135,7 @@ class Loader:
         while serial != self._window.wanted:
             serial, batch, seconds = self._exchange(work, following)
         self._usual_s = seconds
+        self._num_in_row = 0
         self._window.finish()
         if isinstance(batch, ExceptionWrapper):
             batch.reraise()  # type: ignore[no-untyped-call]
@@ -133,33 +149,23 @@ class Loader:
     def is_ready(self) -> bool:
         """Whether the batch that follows can be had without waiting for loader workers. (With several of them it may be
         that of another that lies there; then it is soon.)"""
-        if self._options.num_workers == 0:
+        if not self.has_workers:
             return True
-        answers: Any = self._answers  # torch offers no public way
-        if answers is None or self._closed:
-            return False
-        return len(answers._task_info.get(answers._rcvd_idx, ())) == 2 or not answers._data_queue.empty()
+        return self._pool is not None and self._pool.has_answer()
 
     def _is_quicker_here(self) -> bool:
         """After a change of plan others wait for this batch: it is collated on the spot if that takes a moment only."""
-        is_new = self._window.wanted is None and self._answers is not None
+        is_new = self._window.wanted is None and self._pool is not None
         return is_new and self._usual_s < _SOON_S and self._options.worker_init_fn is None
 
     def close(self) -> None:
         """End all loader workers."""
         self._closed = True
-        answers, self._answers = self._answers, None
-        if answers is not None and self._options.num_workers:
+        self._here = None
+        pool, self._pool = self._pool, None
+        if pool is not None:
             self._batches.give_up_before(_NEVER)
-            processes = answers._workers  # type: ignore[attr-defined]
-            # torch offers no public way; leaving it to the garbage collector would leave it to chance.
-            try:
-                answers._shutdown_workers()  # type: ignore[attr-defined]
-            finally:
-                # Torch asks and terminates; a process that is stopped hears neither.
-                for process in processes:
-                    process.kill()
-                    process.join(_WAIT_KILLED_S)
+            pool.end()
 
     def __enter__(self) -> Loader:
         return self
@@ -168,46 +174,96 @@ class Loader:
         self.close()
 
     def _exchange(self, work: Work, following: Following) -> Answer:
-        """One request goes out, one answer comes in: that of the oldest request under way."""
+        """One request goes out, one answer comes in: that of the oldest request under way. Where a loader worker died,
+        all that are under way go out again."""
+        while True:
+            self._fill_outbox(following)
+            try:
+                return self._take()
+            except BaseException as error:
+                if isinstance(error, Exception) and self._survives(error, work):
+                    continue
+                # No answer will come any more: the wanted work must be requested anew, or cannot be.
+                self._window.finish()
+                if self.has_workers:
+                    self.close()
+                    if isinstance(error, Exception):
+                        raise self._explained(error, work) from error
+                raise
+
+    def _fill_outbox(self, following: Following) -> None:
         # Torch takes `depth` requests when it starts, and one with each answer.
-        needed = 1 if self._answers is not None else self._options.depth + 1
+        needed = 1 if self._pool is not None or self._here is not None else self._options.depth + 1
         # Here and not in the batch sampler, so that an error of `following` leaves torch's iterator as it is.
         while len(self._outbox) < needed:
             self._outbox.append(self._window.next_request(following))
-        try:
-            if self._answers is None:
-                self._answers = self._start()
-            return next(self._answers)
-        except BaseException as error:
-            # No answer will come any more: the wanted work must be requested anew, or cannot be.
-            self._window.finish()
-            if self._options.num_workers:
-                self.close()
-                if isinstance(error, Exception):
-                    raise self._explained(error, work) from error
-            raise
+
+    def _take(self) -> Answer:
+        if not self.has_workers:
+            if self._here is None:
+                self._here = iter(self._make_loader({}))
+            return next(self._here)
+        if self._pool is None:
+            self._pool = self._start()
+        answer: Answer = self._pool.take()
+        return answer
+
+    def _survives(self, error: Exception, work: Work) -> bool:
+        """Whether a loader worker died, and not too many in a row; then all that was requested is lost."""
+        if self._pool is None or (death := self._pool.find_death(_DYING_S)) is None:
+            return False
+        self.num_deaths += 1
+        self._num_in_row += 1
+        words = self._words_of(death)
+        if self._on_death is not None:
+            self._on_death(f"{words}; number {self.num_deaths} of this worker's")
+        if self._num_in_row >= MAX_DEATHS:
+            error.add_note(words)
+            return False
+        pool, self._pool = self._pool, None
+        pool.end()
+        self._outbox.clear()
+        self._window.lose_requests()
+        return True
+
+    def _words_of(self, death: Death) -> str:
+        at = self._batches.sample_at(death.worker)
+        where = f" at sample {at[1]} of epoch {at[0]}" if at is not None else ""
+        return f"{death}{where}"
 
     def _explained(self, error: Exception, work: Work) -> LoaderError:
         generation, step = work.tag
+        batch = f"the batch of step {step} (generation {generation}, {len(work.indices)} samples of epoch {work.epoch})"
+        if self._num_in_row >= MAX_DEATHS:
+            (how,) = error.__notes__
+            return LoaderError(
+                f"{batch} did not come: loader workers died {self._num_in_row} times in a row, the last time "
+                f"{how}. If nobody kills them, look for a lack of memory (dmesg tells of the kernel's out-of-memory "
+                "killer; use fewer num_workers, a smaller prefetch_factor) and for that sample; "
+                "num_workers=0 shows where it happens"
+            )
         return LoaderError(
-            f"the batch of step {step} (generation {generation}, {len(work.indices)} samples of epoch {work.epoch}) "
-            f"did not come from the loader workers: {error}. If one was killed, look for a lack of memory "
-            "(fewer num_workers, a smaller prefetch_factor); if it was too slow, raise timeout; "
+            f"{batch} did not come from the loader workers: {error}. If it was too slow, raise timeout; "
             "num_workers=0 shows errors of the dataset where they happen"
         )
 
-    def _start(self) -> Iterator[Answer]:
+    def _start(self) -> Pool:
         options = self._options
-        with_workers: dict[str, Any] = {}
-        if options.num_workers:
-            with_workers = {
+        self._batches.forget_samples()
+        loader = self._make_loader(
+            {
                 "prefetch_factor": options.depth // options.num_workers,
                 "persistent_workers": True,
-                "worker_init_fn": _WorkerInit(options.worker_init_fn),
+                "worker_init_fn": Beginning(options.worker_init_fn),
                 "multiprocessing_context": options.multiprocessing_context,
                 "timeout": options.timeout,
             }
-        loader: DataLoader[Any] = DataLoader(
+        )
+        return Pool(lambda: iter(loader))
+
+    def _make_loader(self, with_workers: dict[str, Any]) -> DataLoader[Any]:
+        options = self._options
+        return DataLoader(
             self._batches,  # type: ignore[arg-type]  # it has what the fetcher calls
             batch_sampler=_Outgoing(self._outbox),  # type: ignore[arg-type]  # requests in place of lists of indices
             num_workers=options.num_workers,
@@ -217,7 +273,6 @@ class Loader:
             generator=torch.Generator(),
             **with_workers,
         )
-        return iter(loader) if options.num_workers == 0 else _in_another_thread(lambda: iter(loader))
 
 
 class _Outgoing:
@@ -231,35 +286,3 @@ class _Outgoing:
 
     def __next__(self) -> Request:
         return self._outbox.popleft()
-
-
-class _WorkerInit:
-    """The first thing that a loader worker does."""
-
-    def __init__(self, given: Callable[[int], None] | None) -> None:
-        self._given = given
-
-    def __call__(self, worker: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if self._given is not None:
-            self._given(worker)
-
-
-def _in_another_thread(make: Callable[[], Iterator[Answer]]) -> Iterator[Answer]:
-    made: list[Iterator[Answer]] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        # Inherited by the loader workers, so that a Ctrl-C before they ignore it does not end them either.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            made.append(make())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="paceline-loader-start")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]

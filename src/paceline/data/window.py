@@ -95,6 +95,11 @@ class Window:
         self._next_serial += 1
         return Request(self._next_serial - 1, None)
 
+    def lose_requests(self) -> None:
+        """No request that went out will be answered: what is planned is requested anew."""
+        for planned in self._planned:
+            planned.serial = None
+
     def pass_over(self) -> None:
         """The wanted work needs no request: it is collated elsewhere."""
         self._number(self._planned[0])

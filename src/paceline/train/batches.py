@@ -29,7 +29,8 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """`min_share` keeps workers from getting a single sample where the model cannot take one."""
+    """`min_share` keeps workers from getting a single sample where the model cannot take one; `on_death` hears of every
+    loader worker that died."""
 
     def __init__(
         self,
@@ -41,8 +42,9 @@ class Batches:
         order: Order | None,
         options: LoaderOptions,
         min_share: int,
+        on_death: Callable[[str], None] | None = None,
     ) -> None:
-        self._loader = Loader(dataset, seed=seed, options=options)
+        self._loader = Loader(dataset, seed=seed, options=options, on_death=on_death)
         self.length = self._loader.length
         if type(global_batch) is not int or not 1 <= global_batch <= self.length:
             raise ValueError(
@@ -147,9 +149,10 @@ class ValidationData:
     """The data that a script validates on. Loader workers for it live as long as the session, like those for
     training."""
 
-    def __init__(self, seed: int, options: LoaderOptions) -> None:
+    def __init__(self, seed: int, options: LoaderOptions, on_death: Callable[[str], None] | None = None) -> None:
         self._seed = seed
         self._options = options
+        self._on_death = on_death
         self._known: dict[int, tuple[Any, Batches]] = {}  # holds the data, so that its id stays its own
 
     def parts_of(self, data: Any, size: int) -> Batches:
@@ -166,6 +169,7 @@ class ValidationData:
                 order=None,
                 options=self._options,
                 min_share=1,
+                on_death=self._on_death,
             )
             known = self._known[id(data)] = (data, parts)
         return known[1]

@@ -9,6 +9,7 @@ REMARKS: dict[str, Callable[[str], tuple[str, str]]] = {
     "failed": lambda text: ("warning", f"no checkpoint: {text}"),
     "skipped": lambda text: ("warning", f"no checkpoint: {text}"),
     "skipped checkpoint": lambda text: ("warning", f"unreadable, put aside: {text}"),
+    "loader": lambda text: ("warning", f"{text}; loader workers are started again"),
     "out of memory": lambda text: ("warning", f"out of memory {text}"),
     "shares": lambda text: ("shares", text),
     "burden": lambda text: ("warning", text),

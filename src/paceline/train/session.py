@@ -121,6 +121,7 @@ class Session:
             order=order,
             options=loader,
             min_share=min_share,
+            on_death=self._tell_death,
         )
         self._sharing = Sharing(global_batch, min_share, self._tell)
         self._facts = {
@@ -157,7 +158,7 @@ class Session:
         self._joined: joining.Joined | None = None
         self._servers: GroupClient | None = None
         self._endings = Endings(self)
-        self._validation = ValidationData(seed, loader)
+        self._validation = ValidationData(seed, loader, self._tell_death)
         self._headers = Headers(self._join)
         self._stepping = StepLoop(
             *(self._join, self._headers, self._ledger, self._batches, self._strategy, self._sharing),
@@ -558,6 +559,9 @@ class Session:
         logger.info("%s: %s", kind, text)
         if self._joined is not None and kind in REMARKS:
             self._joined.client.progress.remark(*REMARKS[kind](text))
+
+    def _tell_death(self, text: str) -> None:
+        self._tell("loader", text)
 
     def __enter__(self) -> Session:
         return self
