@@ -24,7 +24,8 @@ def seats(count: int) -> list[Seat]:
 
 class World:
     """`speeds(step)` is how fast each worker is then, `noise` the spread of a measurement, `hiccups` how many of them
-    take several times as long, `fixed_s` what a step costs at speed 1 beside its samples."""
+    take several times as long, `fixed_s` what a step costs at speed 1 beside its samples, `sample_s` what each of those
+    costs: with 0 the share makes no difference."""
 
     def __init__(
         self,
@@ -34,15 +35,17 @@ class World:
         noise: float = 0.0,
         hiccups: float = 0.0,
         fixed_s: float = 0.0,
+        sample_s: float = SAMPLE_S,
         seed: int = 0,
     ) -> None:
-        self._speeds, self._fixed_s = speeds, fixed_s
+        self._speeds, self._fixed_s, self._sample_s = speeds, fixed_s, sample_s
         self._noise, self._hiccups = noise, hiccups
         self._random = random.Random(seed)
         self.total = total
         self.step = 0
         self.balance = Balance().seated(seats(len(speeds(0))), total, 1)
         self.changes: list[int] = []  # after which step
+        self.reasons: list[str] = []  # of each change
         self.efficiencies: list[float] = []  # of each step: the shortest possible one over the real one
 
     def run(self, num_steps: int) -> World:
@@ -50,14 +53,10 @@ class World:
             self._take_step()
         return self
 
-    @property
-    def reason(self) -> str:
-        return self.balance.reason
-
     def _take_step(self) -> None:
         speeds, shares = self._speeds(self.step), self.balance.shares
-        true = [(self._fixed_s + SAMPLE_S * share) / speed for share, speed in zip(shares, speeds, strict=True)]
-        best_s = (SAMPLE_S * self.total + self._fixed_s * len(speeds)) / sum(speeds)
+        true = [(self._fixed_s + self._sample_s * share) / speed for share, speed in zip(shares, speeds, strict=True)]
+        best_s = (self._sample_s * self.total + self._fixed_s * len(speeds)) / sum(speeds)
         self.efficiencies.append(best_s / max(true))
         measures = [Measure(share, self._measured(seconds)) for share, seconds in zip(shares, true, strict=True)]
         version = self.balance.version
@@ -65,6 +64,7 @@ class World:
         self.step += 1
         if self.balance.version != version:
             self.changes.append(self.step)
+            self.reasons.append(self.balance.reason)
 
     def _measured(self, seconds: float) -> float:
         seconds *= max(0.5, self._random.gauss(1.0, self._noise))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 import statistics
 
 import msgspec
 import pytest
 from balance_worlds import SAMPLE_S, Seat, World, seats
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.balance import Balance, Measure
 
@@ -38,7 +41,7 @@ def test_a_worker_that_slows_down_is_relieved_within_five_steps_and_gets_its_par
         world = World(lambda step: (0.25 if 50 <= step < 100 else 1.0, 1.0), noise=0.02, seed=seed).run(55)
         assert all(50 < change <= 55 for change in world.changes)
         assert world.changes[0] <= 54
-        assert re.search(r"became \d+:\d+: w0 takes (3\.[89]|4\.[0-3])x longer per sample than", world.reason)
+        assert re.search(r"became \d+:\d+: w0 takes (3\.[89]|4\.[0-3])x longer than before", world.reasons[0])
         world.run(95)
         assert min(world.efficiencies[55:100]) > 0.9
         assert min(world.efficiencies[105:]) > 0.9
@@ -53,6 +56,111 @@ def test_speeds_that_change_all_the_time_are_followed() -> None:
 def test_one_hiccup_changes_nothing() -> None:
     world = World(lambda step: (0.1 if step == 50 else 1.0, 1.0), noise=0.01).run(100)
     assert world.changes == []
+
+
+# -- a step that costs the same whatever the share ---------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    apart=st.floats(0.0, 0.1),
+    slope=st.sampled_from([0.0, 0.0, 0.02, 0.04]),
+    noise=st.sampled_from([0.0, 0.01, 0.03, 0.05]),
+    hiccups=st.sampled_from([0.0, 0.01]),
+    workers=st.integers(2, 4),
+    seed=st.integers(0, 1 << 30),
+)
+def test_shares_do_not_run_away_where_the_share_hardly_matters(
+    apart: float, slope: float, noise: float, hiccups: float, workers: int, seed: int
+) -> None:
+    """50 ms a step, `slope` of that by the samples, and one worker that takes up to a tenth longer."""
+    speeds = (1.0,) * (workers - 1) + (1.0 / (1.0 + apart),)
+    fixed_s, sample_s = 0.05 * (1.0 - slope), 0.05 * slope / 20
+    world = World(
+        lambda _: speeds,
+        total=20 * workers,
+        fixed_s=fixed_s,
+        sample_s=sample_s,
+        noise=noise,
+        hiccups=hiccups,
+        seed=seed,
+    )
+    for _ in range(12):
+        world.run(50)
+        assert all(13 <= share <= 27 for share in world.balance.shares), world.reasons
+    assert len(world.changes) <= 4, world.reasons
+
+
+def test_what_a_change_of_shares_did_not_help_is_remembered() -> None:
+    """For as long as the run goes on, and through a worker that is slow for a while."""
+    world = World(lambda _: (1.0, 0.9), total=40, fixed_s=0.05, sample_s=0.0, noise=0.01).run(5000)
+    assert max(world.balance.shares) <= 24
+    slow = World(lambda step: (1.0, 0.5 if step // 300 % 2 else 1.0), total=40, fixed_s=0.05, sample_s=0.0, noise=0.01)
+    slow.run(300)
+    assert slow.balance.shares == (20, 20)
+    # It cannot be known beforehand that fewer samples do not help; it is tried, once.
+    assert slow.run(3300).balance.shares[1] >= 10
+    assert len(slow.changes) == 1, slow.reasons
+
+
+def test_a_worker_whose_time_is_all_fixed_takes_what_others_cannot() -> None:
+    """One needs 25 ms whatever it gets, the other 2.5 ms a sample: the best are 30 and 10."""
+    balance = Balance().seated(seats(2), 40, 1)
+    for _ in range(100):
+        shares = balance.shares
+        balance = balance.observed([Measure(shares[0], 0.025), Measure(shares[1], 0.0025 * shares[1])], 40, 1)
+    assert balance.shares[1] in (9, 10, 11)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    costs=st.lists(st.tuples(st.floats(0.0, 0.05), st.floats(1e-5, 5e-3)), min_size=2, max_size=4),
+    noise=st.sampled_from([0.0, 0.03, 0.1]),
+    turn=st.sampled_from([1.0, 0.3, 3.0]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_a_reason_is_about_the_change_that_it_is_given_for(
+    costs: list[tuple[float, float]], noise: float, turn: float, seed: int
+) -> None:
+    """Who is said to take longer gets less; who is said to be faster, or to take less time, gets more."""
+    chance = random.Random(seed)
+    total = 16 * len(costs)
+    balance = Balance().seated(seats(len(costs)), total, 1)
+    for step in range(150):
+        factors = [turn if step > 80 and rank == 0 else 1.0 for rank in range(len(costs))]
+        measures = [
+            Measure(share, (fixed_s + sample_s * share) * factor * max(0.5, chance.gauss(1.0, noise)))
+            for share, (fixed_s, sample_s), factor in zip(balance.shares, costs, factors, strict=True)
+        ]
+        before, balance = balance, balance.observed(measures, total, 1)
+        if balance.version != before.version:
+            _check_reason(before, balance)
+
+
+def _check_reason(before: Balance, after: Balance) -> None:
+    gains = {worker: b - a for worker, a, b in zip(after.members, before.shares, after.shares, strict=True)}
+    listed = [":".join(map(str, shares)) for shares in (before.shares, after.shares)]
+    change, _, cause = after.reason.partition(": ")
+    assert change == f"{listed[0]} became {listed[1]}"
+    if match := re.fullmatch(r"(w\d) takes ([\d.]+)x longer than before", cause):
+        assert gains[match[1]] < 0
+        assert float(match[2]) > 1.1
+    elif match := re.fullmatch(r"(w\d) is ([\d.]+)x as fast as before", cause):
+        assert gains[match[1]] > 0
+        assert float(match[2]) > 1.1
+    else:
+        match = re.fullmatch(
+            r"(w\d) takes ([\d.]+) (m?s) for (\d+) samples, (w\d) ([\d.]+) (m?s) for (\d+) samples", cause
+        )
+        assert match is not None, cause
+        late, early = (float(match[n]) * (1e-3 if match[n + 1] == "ms" else 1.0) for n in (2, 6))
+        assert late >= early
+        assert gains[match[1]] < 0 < gains[match[5]]
+        shares = dict(zip(before.members, before.shares, strict=True))
+        assert (shares[match[1]], shares[match[5]]) == (int(match[4]), int(match[8]))
+
+
+# -- the state ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_worker_computes_the_same_also_one_that_got_the_state_on_the_way() -> None:

@@ -57,7 +57,8 @@ def test_what_cannot_be_a_speed_is_not_believed(capacity: float) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"wanted": 4, "most": 4, "shares": (4, 2, 1)}, "--shares 4:2:1 is for 3 workers, but there may be 4"),
+        ({"wanted": 4, "most": 4, "shares": (4, 2, 1)}, "--shares 4:2:1 is for 3 workers, but there are 4"),
+        ({"wanted": 2, "most": 2, "shares": (4, 2, 1)}, "--shares 4:2:1 is for 3 workers, but there are 2"),
         ({"wanted": 2, "shares": (4, 2)}, "is for 2 workers"),
         ({"wanted": 2, "most": 2, "shares": (4, 0)}, "each share must be 1 or more"),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from engine_helpers import completed, write_script
 
+from paceline.engine.running import Hosting
 from paceline.engine.speeds import Capacity, parse_capacity, parse_shares
 
 pytestmark = pytest.mark.timeout(60)
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.timeout(60)
         (["-n", "2", "--shares", "4:0"], "--shares 4:0"),
         (["-n", "2", "--shares", "4:-1"], "--shares 4:-1"),
         (["-n", "2", "--shares", "4:2.5"], "--shares 4:2.5"),
-        (["-n", "4", "--shares", "4:2:1"], "--shares 4:2:1 is for 3 workers, but there may be 4"),
+        (["-n", "4", "--shares", "4:2:1"], "--shares 4:2:1 is for 3 workers, but there are 4 (-n)"),
+        (["-n", "2", "--shares", "1:2:3"], "--shares 1:2:3 is for 3 workers, but there are 2 (-n)"),
+        (["-n", "2", "--max", "4", "--shares", "1:2:3"], "no more than 4 may take part (--max)"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, options: list[str], said: str) -> None:
@@ -51,6 +54,14 @@ def test_what_is_said_of_a_machine_reaches_its_workers(tmp_path: Path) -> None:
     for capacity, expected in (("2.5", "2.5 None"), ("probe", "0.0 1.0")):
         _, out, _ = completed(tmp_path, "run", "--restarts", "0", "--capacity", capacity, "--name", capacity, script)
         assert f"[w0] {expected}" in out
+
+
+def test_shares_for_workers_that_join_later_are_asked_for_with_the_most_that_may_take_part() -> None:
+    assert Hosting(workers=2, most=3, shares=(1, 2, 3)).settings().most == 3
+    assert Hosting(workers=2, shares=(1, 2)).settings().most == 2
+    assert Hosting(workers=2, shares=(1,)).settings().most > 2
+    with pytest.raises(ValueError, match="--shares 1:2:3 is for 3 workers, but there are 2"):
+        Hosting(workers=2, shares=(1, 2, 3)).settings()
 
 
 def test_how_they_are_read() -> None:

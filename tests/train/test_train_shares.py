@@ -54,7 +54,7 @@ def test_each_takes_what_it_can_and_the_training_is_the_same(tmp_path: Path, alo
     # 40 samples at 1 : 1/2 : 1/4 are 23 : 11 : 6; what a step costs beside its samples favours the fast.
     assert first >= 20
     assert third <= 9
-    assert "longer per sample than" in said[0]
+    assert re.search(r" takes [\d.]+ m?s for 1[34] samples, \w+ [\d.]+ m?s for 1[34] samples$", said[0])
     assert len(said) <= 6
 
 

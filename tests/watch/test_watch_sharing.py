@@ -14,8 +14,8 @@ from paceline.control.journal import MemberState
 from paceline.control.reader import RunReader
 from paceline.watch import status
 
-REASON = "16:16 became 21:11: bbbbbbbbbbbbbbbb takes 1.9x longer per sample than aaaaaaaaaaaaaaaa"
-SHORT = "16:16 became 21:11: bbbbbbbb takes 1.9x longer per sample than aaaaaaaa"
+REASON = "16:16 became 21:11: bbbbbbbbbbbbbbbb takes 61 ms for 16 samples, aaaaaaaaaaaaaaaa 32 ms for 16 samples"
+SHORT = "16:16 became 21:11: bbbbbbbb takes 61 ms for 16 samples, aaaaaaaa 32 ms for 16 samples"
 
 
 def crowd(writer: Writer, starved: float, count: int, fate: str = "") -> None:

@@ -74,7 +74,6 @@ class Worker(msgspec.Struct, frozen=True, array_like=True):
     capacity: float  # beside the others, 0 if it was not declared
     hint: tuple[float, float] | None  # fixed and per sample, in seconds, before it was measured
     estimate: Estimate
-    then_s: float = 0.0  # a sample, when the shares were changed last, or when it was first measured
 
 
 class Balance(msgspec.Struct, frozen=True):
@@ -113,7 +112,7 @@ class Balance(msgspec.Struct, frozen=True):
         paces = _paces(workers)
         return msgspec.structs.replace(
             self,
-            workers=_remembering(workers, paces),
+            workers=_settled(workers),
             shares=_division(total, paces, minimum),
             version=self.version + 1,
             hosts=hosts,
@@ -150,9 +149,20 @@ class Balance(msgspec.Struct, frozen=True):
         enough_s = doubt * (now_s + self.exposed_s)
         if now_s - ideal_s(total, paces) > enough_s:
             shares = _division(total, paces, minimum)
-            if now_s - finish_s(paces, shares) > enough_s:
+            if now_s - self._expected_s(paces, shares) > enough_s:
                 return self._changed(paces, shares)
         return self._relieved(paces, total, minimum)
+
+    def _expected_s(self, paces: Sequence[Pace], shares: Sequence[int]) -> float:
+        """How long a step takes with other shares, where fewer samples save no more than is known for certain: a worker
+        whose time hardly depends on its share is not helped by a smaller one."""
+        times = []
+        for worker, pace, now, then in zip(self.workers, paces, self.shares, shares, strict=True):
+            if then < now and worker.estimate.is_measured:
+                times.append(pace.time_s(now) - worker.estimate.cautious_slope() * (now - then))
+            elif then:
+                times.append(pace.time_s(then))
+        return max(times)
 
     def _relieved(self, paces: Sequence[Pace], total: int, minimum: int) -> Balance:
         """Who has more than fits computes in pieces, which works, but only if need be."""
@@ -165,7 +175,7 @@ class Balance(msgspec.Struct, frozen=True):
     def _changed(self, paces: Sequence[Pace], shares: tuple[int, ...]) -> Balance:
         return msgspec.structs.replace(
             self,
-            workers=_remembering(self.workers, paces),
+            workers=_settled(self.workers),
             shares=shares,
             version=self.version + 1,
             reason=_reason(self.workers, paces, self.shares, shares),
@@ -206,8 +216,7 @@ def _seen(worker: Worker, measure: Measure) -> Worker:
     estimate = worker.estimate.seen(measure.samples, measure.busy_s, measure.limit)
     if estimate is worker.estimate:
         return worker
-    then_s = worker.then_s or (estimate.pace().per_sample_s if estimate.is_measured else 0.0)
-    return msgspec.structs.replace(worker, estimate=estimate, then_s=then_s)
+    return msgspec.structs.replace(worker, estimate=estimate)
 
 
 def _paces(workers: Sequence[Worker]) -> list[Pace]:
@@ -231,11 +240,8 @@ def _known_pace(worker: Worker) -> Pace | None:
     return Pace(*worker.hint, worker.estimate.limit) if worker.hint is not None else None
 
 
-def _remembering(workers: Sequence[Worker], paces: Sequence[Pace]) -> tuple[Worker, ...]:
-    return tuple(
-        msgspec.structs.replace(worker, then_s=pace.per_sample_s if worker.estimate.is_measured else 0.0)
-        for worker, pace in zip(workers, paces, strict=True)
-    )
+def _settled(workers: Sequence[Worker]) -> tuple[Worker, ...]:
+    return tuple(msgspec.structs.replace(worker, estimate=worker.estimate.settled()) for worker in workers)
 
 
 def _slowest(paces: Sequence[Pace], shares: Sequence[int]) -> int:
@@ -256,24 +262,26 @@ def _is_overfull(paces: Sequence[Pace], shares: Sequence[int]) -> bool:
 
 
 def _reason(workers: Sequence[Worker], paces: Sequence[Pace], before: Sequence[int], after: Sequence[int]) -> str:
-    """What became of the shares, and why, as the worker tells whose share changed most."""
+    """What became of the shares, and why: by the times that the change was decided with."""
     return f"{_listed(before)} became {_listed(after)}: {_cause(workers, paces, before, after)}"
 
 
 def _cause(workers: Sequence[Worker], paces: Sequence[Pace], before: Sequence[int], after: Sequence[int]) -> str:
-    changes = [max((a + 1) / (b + 1), (b + 1) / (a + 1)) for a, b in zip(after, before, strict=True)]
-    rank = max(range(len(changes)), key=lambda rank: changes[rank])
-    worker, pace = workers[rank], paces[rank]
-    if 0 < pace.limit < before[rank]:
-        return f"{worker.member} has memory for {pace.limit} samples at a time"
-    if worker.then_s and pace.per_sample_s > _NOTABLE * worker.then_s:
-        return f"{worker.member} takes {pace.per_sample_s / worker.then_s:.1f}x longer per sample than before"
-    if worker.then_s and pace.per_sample_s * _NOTABLE < worker.then_s:
-        return f"{worker.member} is {worker.then_s / pace.per_sample_s:.1f}x as fast as before"
-    quick = min(range(len(paces)), key=lambda rank: paces[rank].per_sample_s)
-    slow = max(range(len(paces)), key=lambda rank: paces[rank].per_sample_s) if rank == quick else rank
-    times = paces[slow].per_sample_s / paces[quick].per_sample_s
-    return f"{workers[slow].member} takes {times:.1f}x longer per sample than {workers[quick].member}"
+    """The step was as long as its slowest worker, which gets less; of the others, the one with the most to gain gets
+    most of that."""
+    overfull = [rank for rank, pace in enumerate(paces) if after[rank] <= pace.limit < before[rank]]
+    if overfull:
+        rank = max(overfull, key=lambda rank: before[rank] / paces[rank].limit)
+        return f"{workers[rank].member} has memory for {paces[rank].limit} samples at a time"
+    late = _slowest(paces, before)
+    early = max(range(len(paces)), key=lambda rank: (after[rank] - before[rank], -paces[rank].time_s(before[rank])))
+    slower, faster = workers[late].estimate.change, 1.0 / workers[early].estimate.change
+    if slower > max(_NOTABLE, faster):
+        return f"{workers[late].member} takes {slower:.1f}x longer than before"
+    if faster > _NOTABLE:
+        return f"{workers[early].member} is {faster:.1f}x as fast as before"
+    took = [f"{_span(paces[rank].time_s(before[rank]))} for {before[rank]} samples" for rank in (late, early)]
+    return f"{workers[late].member} takes {took[0]}, {workers[early].member} {took[1]}"
 
 
 def _listed(shares: Sequence[int]) -> str:

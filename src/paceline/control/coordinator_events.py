@@ -36,10 +36,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("--drop-stragglers goes by measured speeds, and --shares fixes them; leave out either")
         if any(share < 1 for share in self.shares):
             raise ValueError(f"--shares {':'.join(map(str, self.shares))}: each share must be 1 or more")
-        if len(self.shares) > 1 and not self.wanted <= self.most <= len(self.shares):
+        if len(self.shares) > 1 and len(self.shares) != self.most:
+            listed, most = ":".join(map(str, self.shares)), max(self.wanted, self.most)
             raise ValueError(
-                f"--shares {':'.join(map(str, self.shares))} is for {len(self.shares)} workers, but there may be "
-                f"{max(self.wanted, self.most)}; give a share for each, or let them have equal ones (--shares equal)"
+                f"--shares {listed} is for {len(self.shares)} workers, but there are {self.wanted} (-n) and no more "
+                f"than {most} may take part (--max); give one share for each of them, --max {len(self.shares)} if "
+                "others will join and take the last ones, or equal shares for any number (--shares equal)"
             )
         if not 1 <= self.fewest <= self.wanted <= self.most:
             raise ValueError(

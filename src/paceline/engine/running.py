@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 AGENT_LOG = "agent.log"
+NO_LIMIT = 1 << 30
 
 MakeEngine = Callable[[Ticket, Output, Warden], Engine]
 
@@ -51,7 +52,7 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: int
     fewest: int = 1
-    most: int = 1 << 30
+    most: int = NO_LIMIT
     host: str = "127.0.0.1"
     restarts: int = 3
     shares: tuple[int, ...] = ()
@@ -62,8 +63,8 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
     by_load: bool = True
 
     def settings(self) -> Settings:
-        # A list of fixed shares says how many workers there may be.
-        most = min(self.most, len(self.shares)) if len(self.shares) > 1 else self.most
+        # A list of fixed shares has one for each worker; those of workers that join later must be asked for (--max).
+        most = self.workers if len(self.shares) > 1 and self.most == NO_LIMIT else self.most
         return Settings(
             wanted=self.workers,
             fewest=self.fewest,

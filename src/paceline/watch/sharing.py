@@ -13,7 +13,7 @@ CROWDED = 0.2  # of its time a worker waits for a processor
 
 
 def last_change(event: EventRow) -> str:
-    """shares since 12:31:02: 14:13:13 became 24:11:5: 1f00ab12 takes 3.9x longer per sample than 22ab0134"""
+    """shares since 12:31:02: 16:16 became 21:11: 1f00ab12 takes 61 ms for 16 samples, 22ab0134 32 ms for 16 samples"""
     return words.one_line(f"shares since {words.clock(event.time)}: {words.with_short_ids(event.text)}", 300)
 
 
