@@ -60,6 +60,7 @@ from paceline.control.seating import gifts_for, seats_for
 from paceline.control.serving import Aim, Change, ServerManager
 from paceline.control.speech import Speech, plan_of
 from paceline.control.vitals import Vitals
+from paceline.control.waking import WakingClock
 from paceline.placement.placement import Placement
 from paceline.wire.decoding import decode
 
@@ -70,9 +71,10 @@ class Coordinator:
         self.census = Census()
         self.records = self.census.records
         self._agents = Agents()
-        self._vitals = Vitals(settings, self.census, self._agents)
+        self._clock = WakingClock(now, stall_s=settings.stall_s, listen_s=settings.listen_s, restored=bool(remembered))
+        self._now = self._clock.now  # seconds that it was awake, not those of the clock
+        self._vitals = Vitals(settings, self.census, self._agents, self._clock)
         self._conflicts = Conflicts()
-        self._now = now
         self._speech = Speech()
         self._ready_since: float | None = None
         self._actions: list[Action] = []
@@ -89,7 +91,7 @@ class Coordinator:
             elif key == "leases":
                 leases = decode(value, tuple[int, int])
             elif key.startswith("member/"):
-                record = Record.restore(value, now)
+                record = Record.restore(value, self._now)
                 self.records[record.member] = record
         self.standing = standing
         self._manager = ServerManager(settings.replicas, placement, aim, by_load=settings.by_load)
@@ -106,10 +108,7 @@ class Coordinator:
     def handle_all(self, events: Sequence[Event], now: float) -> list[Action]:
         """Several events at once cost one decision."""
         self._actions, self._first_actions = self._first_actions, []
-        if now - self._now > self.settings.sleep_s and any(isinstance(event, Tick) for event in events):
-            for record in self.records.values():  # this process stood still, not the others
-                record.heard = now
-        self._now = max(self._now, now)
+        self._now = self._clock.look(now)  # before anything is judged: if this process stood still, others did not
         relevant = [getattr(self, f"_on_{type(event).__name__.lower()}")(event) for event in events]
         if any(relevant):
             self._decide()
@@ -199,7 +198,7 @@ class Coordinator:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        for loss in self._vitals.losses(self.standing, self._now):
+        for loss in self._vitals.losses(self.standing):
             self._end(loss.record, loss.fate, loss.reason)
         if self.standing.over:
             self._release_all()

@@ -29,7 +29,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     silence_s: float = 5.0
     stuck_s: float = 60.0  # the same for a process that is seen to be busy
     all_silent_s: float = 900.0  # the same when nobody is heard; longer than a member works without the coordinator
-    sleep_s: float = 2.0  # a pause between ticks from which on the coordinator itself has slept
+    stall_s: float = 0.5  # a longer gap between two looks at the clock counts as this: the coordinator stood still
+    listen_s: float = 1.0  # for so long it then hears what was said meanwhile, before it misses anybody
 
     def __post_init__(self) -> None:
         if self.shares and self.drop_stragglers:

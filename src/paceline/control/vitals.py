@@ -4,6 +4,9 @@ A member is *dead* when its process is known to have ended: its agent says so, a
 connections broke both here and to another member. It is *failed* when it said so itself. It is *evicted* when nothing
 was heard of it for too long: longer, if its agent says that its process computes, and longer still, if nobody at all is
 heard, because then most likely the network here is at fault and the others go on without a coordinator.
+
+Times are the coordinator's own (`waking.py`). What follows from not hearing somebody, or from a lost connection, is
+judged only when the coordinator has listened for a while: one that stood still, or has just come back, has not.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from paceline.control.census import Census
 from paceline.control.coordinator_events import Settings, Standing
 from paceline.control.messages import Phase
 from paceline.control.roster import Fate, Record
+from paceline.control.waking import WakingClock
 
 
 class Loss(NamedTuple):
@@ -25,13 +29,15 @@ class Loss(NamedTuple):
 
 
 class Vitals:
-    def __init__(self, settings: Settings, census: Census, agents: Agents) -> None:
+    def __init__(self, settings: Settings, census: Census, agents: Agents, clock: WakingClock) -> None:
         self._settings = settings
         self._census = census
         self._agents = agents
+        self._clock = clock
 
-    def losses(self, standing: Standing, now: float) -> Iterator[Loss]:
+    def losses(self, standing: Standing) -> Iterator[Loss]:
         """One after the other: the caller ends each before it asks for the next, for which that one is no witness."""
+        now = self._clock.now
         generation = standing.current.generation if standing.current is not None else 0
         for record in [*self._census.alive, *self._census.servers]:
             if (loss := self._death_of(record, generation)) is not None:
@@ -51,7 +57,8 @@ class Vitals:
             return Loss(record, Fate.DEAD, f"{process} ended, as another on its host saw")
         # What broke before the plan in force is past and forgiven.
         suspects = [other.suspects for other in others if other.broken >= generation]
-        if not record.connected and any(record.member in names for names in suspects):
+        is_lost = not record.connected and self._clock.has_listened
+        if is_lost and any(record.member in names for names in suspects):
             return Loss(record, Fate.DEAD, "its connections broke, here and to another member")
         return None
 
@@ -64,6 +71,8 @@ class Vitals:
 
     def _is_silent(self, record: Record, now: float) -> bool:
         silence_s = now - record.heard
-        if silence_s <= self._settings.silence_s:
+        if silence_s > self._settings.stuck_s:
+            return True
+        if silence_s <= self._settings.silence_s or not self._clock.has_listened:
             return False
-        return silence_s > self._settings.stuck_s or not self._agents.is_busy(record, now - self._settings.silence_s)
+        return not self._agents.is_busy(record, now - self._settings.silence_s)

@@ -101,7 +101,8 @@ class World:
             silence_s=1.0,
             stuck_s=3.0,
             all_silent_s=9.0,
-            sleep_s=1.0,
+            stall_s=0.25,
+            listen_s=0.8,
             drop_stragglers=True,
         )
         self._loss = self.random.choice([0.0, 0.0, 0.02, 0.1])
