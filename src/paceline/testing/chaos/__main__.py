@@ -47,7 +47,8 @@ def main() -> int:
             failed.append(result)
     if not played:
         print(f"nothing to do: all of these seeds are in {results.path}")
-    print("\n".join(table(played)), flush=True)
+    if options.schedule is None:
+        print("\n".join(table(played)), flush=True)
     for result in failed:
         print(f"\nagain: {_command(result.schedule)}\n" + "\n".join(f"  {text}" for text in result.violations))
         print(f"  kept: {result.kept}", flush=True)

@@ -33,7 +33,7 @@ class Injury:
     began: float
     ended: float
     victims: frozenset[int] = frozenset()
-    note: str = ""
+    took_all: bool = False  # whether no worker was left
 
 
 def evicts(fault: Fault) -> bool:

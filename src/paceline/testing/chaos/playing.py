@@ -109,16 +109,19 @@ def _act_all(stage: Stage, played: Played) -> None:
     def act(fault: Fault) -> None:
         nonlocal shift_s
         began = time.monotonic()
+        _wait_somebody(stage)
         if expecting.takes_servers(stage.schedule, fault) and stage.schedule.replicas > 1:
             _wait_placed(stage)
-        injury_at = time.monotonic()
+        injury_at, living = time.monotonic(), {worker.pid for worker in stage.living()}
         hit = faults.ACT[fault.kind](stage, fault)
         if hit.skipped:
             played.skipped.append(fault.kind.value)
             return
         now = time.monotonic()
         played.acted.append(fault.kind.value)
-        stage.injuries.append(Injury(fault, injury_at, max(now, injury_at + fault.length_s), frozenset(hit.victims)))
+        victims = frozenset(hit.victims)
+        took_all = bool(victims) and victims >= living
+        stage.injuries.append(Injury(fault, injury_at, max(now, injury_at + fault.length_s), victims, took_all))
         if fault.length_s == 0:
             shift_s += now - began
         if hit.lift is not None:
@@ -139,6 +142,17 @@ def _act_all(stage: Stage, played: Played) -> None:
                 time.sleep(_TICK_S)
         for _, _, lift in due:
             stack.callback(lift)
+
+
+def _wait_somebody(stage: Stage) -> None:
+    """Until a worker is at work: a fault that hits nobody shows nothing."""
+
+    def is_somebody() -> bool:
+        _check_goes_on(stage)
+        return bool(stage.at_work())
+
+    if stage.schedule.faults and not any(one.ended > time.monotonic() for one in stage.injuries):
+        stage.wait_until(is_somebody, expecting.START_S, "a worker at work again")
 
 
 def _wait_placed(stage: Stage) -> None:

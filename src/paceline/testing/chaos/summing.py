@@ -85,6 +85,8 @@ def table(results: Iterable[Result]) -> list[str]:
     for kind in Kind:
         gaps = [result.outages[kind] for result in results if kind in result.outages]
         row = [counts[kind, mode.value] for mode in Mode]
+        if not any(row):
+            continue
         shown = f"{statistics.median(gaps):8.2f} s{max(gaps):8.2f} s" if gaps else ""
         lines.append(f"{kind.value:12}" + "".join(f"{count:11}" for count in row) + f"{sum(row):8}{shown}")
     row = [sum(counts[kind, mode.value] for kind in Kind) for mode in Mode]
