@@ -39,7 +39,7 @@ def main() -> int:
     for schedule in _chosen(options, results):
         if played and time.monotonic() > until:
             break
-        result = _play_one(schedule, options.folder)
+        result = _play_one(schedule, options)
         results.add(result)
         played.append(result)
         _tell(result, len(played), until)
@@ -53,7 +53,7 @@ def main() -> int:
         print(f"\nagain: {_command(result.schedule)}\n" + "\n".join(f"  {text}" for text in result.violations))
         print(f"  kept: {result.kept}", flush=True)
         if options.shrink:
-            _shrink(parse(result.schedule), options.folder)
+            _shrink(parse(result.schedule), options)
     return 1 if failed else 0
 
 
@@ -66,6 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=4, help="at most so many hosts")
     parser.add_argument("--schedule", type=parse, help="play this schedule, as a failure prints it")
     parser.add_argument("--times", type=int, default=1, help="play --schedule so often")
+    parser.add_argument("--patience", type=float, default=1.0, help="multiply all bounds of time, for a slow machine")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter schedule that fails too")
     parser.add_argument("--folder", type=Path, default=Path("chaos"), help="where results and failures are kept")
     parser.add_argument("--table", action="store_true", help="print what the results so far come to, and end")
@@ -88,11 +89,11 @@ def _chosen(options: argparse.Namespace, results: Results) -> Iterator[Schedule]
             yield schedule
 
 
-def _play_one(schedule: Schedule, folder: Path) -> Result:
+def _play_one(schedule: Schedule, options: argparse.Namespace) -> Result:
     place = Path(tempfile.mkdtemp(prefix="paceline-chaos-"))
     try:
-        played = play(schedule, place / "run")
-        return Result.of(played, _keep(played, place, folder) if played.violations else "")
+        played = play(schedule, place / "run", patience=options.patience)
+        return Result.of(played, _keep(played, place, options.folder) if played.violations else "")
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -114,10 +115,10 @@ def _tell(result: Result, number: int, until: float) -> None:
     print(f"{number}. {shape}: {faults}: {result.seconds:.0f} s, {verdict} ({left_min:.0f} min left)", flush=True)
 
 
-def _shrink(schedule: Schedule, folder: Path) -> None:
+def _shrink(schedule: Schedule, options: argparse.Namespace) -> None:
     def fails(smaller: Schedule) -> bool:
         # A fault that depends on luck is tried more than once.
-        found = any(_play_one(smaller, folder).violations for _ in range(2))
+        found = any(_play_one(smaller, options).violations for _ in range(2))
         print(f"  {'fails too' if found else 'does not fail'}: {smaller}", flush=True)
         return found
 

@@ -35,12 +35,13 @@ class Played:
     num_steps: int = 0
 
 
-def play(schedule: Schedule, place: Path) -> Played:
-    """Everything that the run writes is below `place`, which must not exist yet."""
+def play(schedule: Schedule, place: Path, *, patience: float = 1.0) -> Played:
+    """Everything that the run writes is below `place`, which must not exist yet. All bounds are multiplied by
+    `patience`."""
     began = time.monotonic()
     played = Played(schedule)
     seen: set[int] = set()
-    stage = Stage(schedule, place)
+    stage = Stage(schedule, place, patience)
     try:
         with stage:
             _play(stage, played, seen)

@@ -65,8 +65,9 @@ class Command:
 
 
 class Stage:
-    def __init__(self, schedule: Schedule, place: Path) -> None:
+    def __init__(self, schedule: Schedule, place: Path, patience: float = 1.0) -> None:
         self.schedule = schedule
+        self._patience = patience
         self.place = place
         self.token = secrets.token_hex(8)
         self.beats = Beats(place / "beats")
@@ -274,7 +275,9 @@ class Stage:
         self.runnable.append((time.monotonic(), int(running)))
 
     def stretch_since(self, began: float, until: float = float("inf")) -> float:
-        return stretch([number for time, number in self.runnable if began <= time <= until], os.cpu_count() or 1)
+        """By how much all bounds are longer in this time."""
+        runnable = [number for time, number in self.runnable if began <= time <= until]
+        return self._patience * stretch(runnable, os.cpu_count() or 1)
 
 
 @contextlib.contextmanager
