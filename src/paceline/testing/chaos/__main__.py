@@ -11,6 +11,7 @@ import itertools
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ _COMMAND = "python -m paceline.testing.chaos"
 
 def main() -> int:
     options = _options()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and take down what was started
     results = Results(options.folder / "results.jsonl")
     if options.table:
         print("\n".join(table(results.read())))
