@@ -70,6 +70,7 @@ _KILL_TIMEOUT_S = 10.0
 _ENTER_TIMEOUT_S = 10.0
 _POLL_S = 0.001
 
+_NOBODY = "02:00:00:00:00:00"  # an address that no host has
 _CLONE_NEWNET = 0x40000000
 # These would apply to the program that steps into the namespace, not to the command.
 _REFUSED_POPEN_KWARGS = frozenset({"executable", "group", "extra_groups", "shell", "user"})
@@ -190,6 +191,16 @@ class Host:
     def mend(self) -> None:
         """Plug the cable in again."""
         self._set_port("up")
+
+    def lose(self, other: Host) -> None:
+        """Let vanish whatever this host sends to another one; what the other sends still arrives."""
+        # A neighbour that nobody is: the switch hands its frames to all, and nobody takes them.
+        entry = f"neigh replace {other.address} lladdr {_NOBODY} dev eth0 nud permanent"
+        _batch(["ip", "-n", self.name], [entry])
+
+    def find(self, other: Host) -> None:
+        """Let it arrive again."""
+        _batch(["ip", "-n", self.name], [f"neigh del {other.address} dev eth0"])
 
     def set_rate(self, rate: str | None) -> None:
         """Limit both directions of the link to a rate such as "100mbit"; None takes the limit away."""

@@ -1,0 +1,199 @@
+"""What must hold of a played schedule. Each check returns its violations as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.control.journal import JournalError
+from paceline.control.lease_set import LeaseSet
+from paceline.control.reader import RunReader
+from paceline.testing.chaos import oracle
+from paceline.testing.chaos.beats import Worker, run_gaps
+from paceline.testing.chaos.expecting import Injury, allowed_gap_s, may_lose
+from paceline.testing.chaos.schedule import Schedule
+from paceline.testing.chaos.stage import Stage
+from paceline.watch.audit import audit, history_of
+
+LOST = "lost updates"  # the kind of event that states a loss
+
+
+def violations_of(stage: Stage) -> list[str]:
+    """All of them; after the commands have ended."""
+    found = [*exit_codes(stage), *survivors(stage), *outages(stage)]
+    losses = stated_losses(stage.folder)
+    is_exact = not (losses and may_lose(stage.schedule))
+    if losses and is_exact:
+        found.append(f"an update was lost where a copy should have been left: {losses[0]}")
+    finals = read_finals(stage.place / "finals")
+    found += final_models(finals, is_exact=is_exact)
+    found += checkpoints(stage.folder / "checkpoints", stage.schedule, is_exact=is_exact)
+    found += recorded(stage.folder, finals, has_lost_all=any(injury.took_all for injury in stage.injuries))
+    return found
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def exit_codes(stage: Stage) -> Iterator[str]:
+    for command in stage.commands:
+        if not command.is_victim and command.code not in command.expected:
+            tail = command.output.read_text(errors="replace").strip().splitlines()[-3:]
+            wanted = " or ".join(map(str, command.expected))
+            yield f"{command} ended with exit code {command.code}, not {wanted}: {' | '.join(tail)}"
+
+
+def survivors(stage: Stage) -> Iterator[str]:
+    """Whoever was not hit must live to the end of the run."""
+    victims = {pid for injury in stage.injuries for pid in injury.victims}
+    for worker in stage.beats.look().values():
+        if worker.pid in victims or not worker.steps:
+            continue
+        if worker.end_code is None:
+            yield f"worker {worker.pid}, which no fault hit, died after {len(worker.steps)} steps"
+        elif worker.end_code != 0:
+            yield f"worker {worker.pid}, which no fault hit, ended with exit code {worker.end_code}"
+        elif not (stage.place / "finals" / f"{worker.pid}.npz").exists():
+            yield f"worker {worker.pid}, which no fault hit, left before the end of the run"
+
+
+def outages(stage: Stage) -> Iterator[str]:
+    """No gap between two steps is longer than the faults around it explain: of the run, and of each survivor."""
+    workers = stage.beats.look().values()
+    victims = {pid for injury in stage.injuries for pid in injury.victims}
+    for since, until in run_gaps(workers):
+        yield from _too_long(stage, since, until, "the run")
+    for worker in workers:
+        if worker.pid not in victims:
+            for since, until in worker.gaps():
+                yield from _too_long(stage, since, until, f"worker {worker.pid}")
+
+
+def _too_long(stage: Stage, since: float, until: float, who: str) -> Iterator[str]:
+    allowed_s = allowed_gap_s(stage.injuries, since, until)
+    if until - since > allowed_s * stage.stretch_since(since, until):
+        near = ", ".join(str(one.fault) for one in stage.injuries if one.began <= until) or "no fault"
+        at_s = since - stage.began
+        yield f"{who} made no step for {until - since:.1f} s at {at_s:.1f} s ({allowed_s:.1f} allowed; after {near})"
+
+
+def longest_gaps(injuries: Sequence[Injury], workers: Sequence[Worker]) -> dict[str, float]:
+    """The longest gap of the run for each kind of fault: a gap counts for the first fault in it, or the last before."""
+    longest: dict[str, float] = {}
+    for since, until in run_gaps(workers):
+        inside = [one for one in injuries if since <= one.began <= until]
+        before = [one for one in injuries if one.began < since]
+        for injury in inside[:1] or before[-1:]:
+            kind = injury.fault.kind.value
+            longest[kind] = max(longest.get(kind, 0.0), until - since)
+    return longest
+
+
+# -- samples ---------------------------------------------------------------------------------------------------------
+
+
+def stated_losses(folder: Path) -> list[str]:
+    try:
+        with RunReader(folder) as reader:
+            return [event.text for event in reader.events() if event.kind == LOST]
+    except JournalError:
+        return []
+
+
+def read_finals(folder: Path) -> dict[int, dict[str, Any]]:
+    found = {}
+    for path in sorted(folder.glob("[0-9]*.npz")):
+        with np.load(path) as file:
+            found[int(path.stem)] = {name: file[name] for name in file.files}
+    return found
+
+
+def final_models(finals: Mapping[int, dict[str, Any]], *, is_exact: bool) -> Iterator[str]:
+    if not finals:
+        yield "no worker came to the end of the training"
+    first = next(iter(finals.values()), {})
+    for pid, final in finals.items():
+        yield from (f"the model of worker {pid}: {text}" for text in _counts(final, is_exact))
+        differing = [name for name in first if not np.array_equal(final[name], first[name])]
+        if differing:
+            yield f"the models of workers {next(iter(finals))} and {pid} differ in {', '.join(differing)}"
+
+
+def _counts(final: Mapping[str, Any], is_exact: bool) -> Iterator[str]:
+    epochs = int(final["epochs"])
+    wanted = oracle.weights_at(epochs)
+    low = wanted if is_exact else np.zeros_like(wanted)
+    for name in ("counts", "table"):
+        if (found := oracle.difference(final[name], low, wanted)) is not None:
+            yield f"{name} after {epochs} epochs: {found}"
+    updates = oracle.num_updates(float(final["pace"][0]))
+    if is_exact and abs(updates - oracle.updates_at(epochs)) > oracle.TOLERANCE:
+        yield f"{updates:.2f} updates with momentum, not {oracle.updates_at(epochs)}"
+
+
+def checkpoints(folder: Path, schedule: Schedule, *, is_exact: bool) -> Iterator[str]:
+    """Each holds what its own cursor, or its own record of leases, says."""
+    from paceline.checkpoint.errors import CheckpointError
+    from paceline.checkpoint.files import find, read
+
+    for path, _ in find(folder) if folder.is_dir() else []:
+        try:
+            contents = read(path)
+        except CheckpointError as error:
+            yield f"checkpoint {path.name} cannot be read: {error}"
+            continue
+        found = {"counts": contents.model["counts"].numpy(), **_table_of(contents.state)}
+        if schedule.mode.is_leased:
+            low, high = _leased_bounds(contents.state["leases"])
+            where = "its record of leases"
+        else:
+            low = high = oracle.weights_at(contents.epoch, contents.position)
+            where = f"epoch {contents.epoch}, position {contents.position}"
+        for name, weights in found.items():
+            if (text := oracle.difference(weights, low if is_exact else np.zeros_like(low), high)) is not None:
+                yield f"{name} in checkpoint {path.name} ({where}): {text}"
+
+
+def _table_of(state: Mapping[str, Any]) -> dict[str, oracle.Weights]:
+    """The rows of the table in a checkpoint, as the weights of their samples."""
+    packed = state.get("tables", {}).get("counted")
+    if packed is None:
+        return {}
+    weights: oracle.Weights = np.zeros(oracle.NUM_WEIGHTS, np.float32)
+    weights[packed["ids"].numpy()] = packed["rows"].numpy()[:, 0]
+    return {"table": weights}
+
+
+def _leased_bounds(records: Mapping[str, Any]) -> tuple[oracle.Weights, oracle.Weights]:
+    """Ranges are as of different moments: what all have must be there, what none has must not."""
+    sets = [LeaseSet(epoch, prefix, set(beyond)) for epoch, prefix, beyond in records.values()]
+    epochs = max(one.epoch for one in sets) + 1
+    low = oracle.weights_with(epochs, lambda epoch, lease: all(one.has(epoch, lease) for one in sets))
+    high = oracle.weights_with(epochs, lambda epoch, lease: any(one.has(epoch, lease) for one in sets))
+    return low, high
+
+
+def recorded(folder: Path, finals: Mapping[int, dict[str, Any]], *, has_lost_all: bool) -> Iterator[str]:
+    """What run.db says of the samples agrees with what the models say. Rows that no worker was left to tell of may be
+    missing, where the audit itself says so."""
+    try:
+        with RunReader(folder) as reader:
+            rows, status = reader.steps(), reader.status()
+    except JournalError as error:
+        yield f"run.db cannot be read: {error}"
+        return
+    if status.status != "ended":
+        yield f"run.db says that the run is {status.status}, not ended"
+    found = audit(history_of(rows), oracle.LENGTH, oracle.GLOBAL_BATCH)
+    wrong = [one for one in found.epochs if not one.is_exact]
+    if has_lost_all:
+        wrong = [one for one in wrong if one.twice or one.outside or not one.unrecorded]
+    if wrong:
+        yield f"run.db: {'; '.join(text for one in wrong for text in one.details)}"
+    epochs = {int(final["epochs"]) for final in finals.values()}
+    done = {len(found.epochs)} if not found.epochs or not found.epochs[-1].is_unfinished else {len(found.epochs) - 1}
+    if finals and epochs != done:
+        yield f"run.db has {max(done)} epochs, the workers {', '.join(map(str, sorted(epochs)))}"

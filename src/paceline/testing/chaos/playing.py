@@ -1,0 +1,182 @@
+"""One schedule, from its first process to its last, and what was wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.testing.chaos import checks, expecting, faults, leftovers
+from paceline.testing.chaos.expecting import Injury
+from paceline.testing.chaos.placing import is_settled
+from paceline.testing.chaos.schedule import Fault, Schedule
+from paceline.testing.chaos.stage import Stage, Stuck
+from paceline.testing.netlab import NetlabError
+
+_TICK_S = 0.02
+_AT_REST_S = 1.0  # a last look at the run before it is let go
+
+
+@dataclass
+class Played:
+    """`acted` are the kinds of faults that were done, `skipped` those that found nobody to hit; `outages` the longest
+    gap after each kind."""
+
+    schedule: Schedule
+    violations: list[str] = field(default_factory=list)
+    acted: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    outages: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    num_steps: int = 0
+
+
+def play(schedule: Schedule, place: Path, *, patience: float = 1.0) -> Played:
+    """Everything that the run writes is below `place`, which must not exist yet. All bounds are multiplied by
+    `patience`."""
+    began = time.monotonic()
+    played = Played(schedule)
+    seen: set[int] = set()
+    stage = Stage(schedule, place, patience)
+    try:
+        with stage:
+            _play(stage, played, seen)
+    except NetlabError as error:
+        played.violations.append(f"the lab: {error}")
+    workers = list(stage.beats.look().values())
+    played.violations += stage.violations
+    played.violations += leftovers.left_of(stage.processes, seen, place)
+    played.outages = checks.longest_gaps(stage.injuries, workers)
+    played.num_steps = sum(len(worker.steps) for worker in workers)
+    played.seconds = time.monotonic() - began
+    return played
+
+
+def _play(stage: Stage, played: Played, seen: set[int]) -> None:
+    try:
+        _start(stage)
+        before = leftovers.descriptors_of(stage.processes())
+        _act_all(stage, played)
+        _come_to_rest(stage)
+        played.violations += leftovers.grown(before, leftovers.descriptors_of(stage.processes()))
+        seen.update(stage.processes())
+        _finish(stage)
+    except Stuck as stuck:
+        played.violations.append(str(stuck))
+        ended = [command for command in stage.commands if not command.is_alive and command.code not in command.expected]
+        played.violations += [
+            text for text in checks.exit_codes(stage) if ended and any(str(one) in text for one in ended)
+        ]
+        return
+    played.violations += checks.violations_of(stage)
+
+
+def _start(stage: Stage) -> None:
+    stage.start_run()
+    faults.let_join(stage)
+    _wait_strong(stage, expecting.START_S)
+    stage.began = time.monotonic()
+
+
+def _wait_strong(stage: Stage, timeout_s: float) -> None:
+    """Until as many workers step as should."""
+
+    def is_strong() -> bool:
+        _check_goes_on(stage)
+        return len(stage.at_work()) >= stage.num_wanted()
+
+    stage.wait_until(is_strong, timeout_s, lambda: _strength(stage))
+
+
+def _check_goes_on(stage: Stage) -> None:
+    if not stage.run.is_alive:
+        raise Stuck(f"the run ended too early, with exit code {stage.run.code}")
+
+
+def _strength(stage: Stage) -> str:
+    return f"{stage.num_wanted()} workers at work (there are {len(stage.at_work())})"
+
+
+def _act_all(stage: Stage, played: Played) -> None:
+    """Faults and their liftings in order of time. One that starts the run again moves all that follow."""
+    order = itertools.count()
+    due: list[tuple[float, int, Callable[[], None]]] = []
+    shift_s = 0.0
+
+    def act(fault: Fault) -> None:
+        nonlocal shift_s
+        began = time.monotonic()
+        _wait_somebody(stage)
+        if expecting.takes_servers(stage.schedule, fault) and stage.schedule.replicas > 1:
+            _wait_placed(stage)
+        injury_at, living = time.monotonic(), {worker.pid for worker in stage.living()}
+        hit = faults.ACT[fault.kind](stage, fault)
+        if hit.skipped:
+            played.skipped.append(fault.kind.value)
+            return
+        now = time.monotonic()
+        played.acted.append(fault.kind.value)
+        victims = frozenset(hit.victims)
+        took_all = bool(victims) and victims >= living
+        stage.injuries.append(Injury(fault, injury_at, max(now, injury_at + fault.length_s), victims, took_all))
+        if fault.length_s == 0:
+            shift_s += now - began
+        if hit.lift is not None:
+            heapq.heappush(due, (now + fault.length_s, next(order), hit.lift))
+
+    waiting = list(stage.schedule.faults)
+    with contextlib.ExitStack() as stack:
+        while waiting or due:
+            now = time.monotonic()
+            stage.note_load()
+            if due and due[0][0] <= now:
+                heapq.heappop(due)[2]()
+            elif waiting and stage.began + waiting[0].at_s + shift_s <= now:
+                act(waiting.pop(0))
+            elif not stage.run.is_alive:
+                break
+            else:
+                time.sleep(_TICK_S)
+        for _, _, lift in due:
+            stack.callback(lift)
+
+
+def _wait_somebody(stage: Stage) -> None:
+    """Until a worker is at work: a fault that hits nobody shows nothing."""
+
+    def is_somebody() -> bool:
+        _check_goes_on(stage)
+        return bool(stage.at_work())
+
+    if stage.schedule.faults and not any(one.ended > time.monotonic() for one in stage.injuries):
+        stage.wait_until(is_somebody, expecting.START_S, "a worker at work again")
+
+
+def _wait_placed(stage: Stage) -> None:
+    """Until every range is on as many servers as it should be: before that, one server less may be one too many."""
+    stage.wait_until(lambda: is_settled(stage), expecting.SETTLE_S, "all ranges on as many servers as they should be")
+
+
+def _come_to_rest(stage: Stage) -> None:
+    """Until the run is as strong as it was, and stays so for a moment."""
+    weak_at = time.monotonic()
+
+    def is_at_rest() -> bool:
+        nonlocal weak_at
+        _check_goes_on(stage)
+        if len(stage.at_work()) < stage.num_wanted():
+            weak_at = time.monotonic()
+        return time.monotonic() - weak_at > _AT_REST_S
+
+    stage.wait_until(is_at_rest, expecting.RETURN_S, lambda: _strength(stage))
+
+
+def _finish(stage: Stage) -> None:
+    (stage.place / "enough").touch()
+    stage.wait_until(
+        lambda: not any(command.is_alive for command in stage.commands), expecting.END_S, "the end of all commands"
+    )

@@ -1,0 +1,55 @@
+"""A shorter schedule that fails too. Pure but for the trial, which is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from paceline.testing.chaos.drawing import is_legal
+from paceline.testing.chaos.schedule import Kind, Schedule
+
+
+def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], *, most_trials: int = 40) -> Schedule:
+    """The shortest that was found; `fails` plays one, perhaps more than once, and says whether it is still wrong."""
+    trials = 0
+    while True:
+        for smaller in smaller_ones(schedule):
+            if trials == most_trials:
+                return schedule
+            trials += 1
+            if fails(smaller):
+                schedule = smaller
+                break
+        else:
+            return schedule
+
+
+def smaller_ones(schedule: Schedule) -> Iterator[Schedule]:
+    """Schedules with one thing less, what saves most first; all of them legal."""
+    half = len(schedule.faults) // 2
+    if half > 1:
+        yield replace(schedule, faults=schedule.faults[half:])
+        yield replace(schedule, faults=schedule.faults[:half])
+    for number in range(len(schedule.faults)):
+        yield schedule.without(number)
+    for field, least in (("hosts", 1), ("workers", 1), ("loaders", 0), ("evaluates", 0), ("servers", 1)):
+        value = getattr(schedule, field)
+        if value > least:
+            try:
+                smaller = replace(schedule, **{field: value - 1})
+            except ValueError:
+                continue  # as many servers as replicas
+            if _is_legal(smaller):
+                yield smaller
+
+
+def _is_legal(schedule: Schedule) -> bool:
+    """Whether every fault finds what it needs in the smaller run."""
+    places = all(
+        fault.target < schedule.hosts
+        for fault in schedule.faults
+        if fault.kind in (Kind.CUT, Kind.ONEWAY, Kind.SLOW, Kind.AGENT)
+    )
+    return places and all(
+        is_legal(schedule, list(schedule.faults[:number]), fault.kind) for number, fault in enumerate(schedule.faults)
+    )

@@ -1,0 +1,309 @@
+"""The chaos harness: its pure parts, that its checks can fail, and a small selection of real schedules."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.checkpoint.files import Contents, write
+from paceline.testing import netlab
+from paceline.testing.chaos import checks, drawing, expecting, oracle
+from paceline.testing.chaos.beats import Beats, Worker, run_gaps
+from paceline.testing.chaos.expecting import Injury
+from paceline.testing.chaos.leftovers import grown
+from paceline.testing.chaos.schedule import Fault, Kind, Mode, Schedule, parse
+from paceline.testing.chaos.shrinking import shrink, smaller_ones
+from paceline.testing.chaos.summing import Result, Results, table
+
+# -- schedules -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(0, 2000, 7))
+def test_a_seed_gives_a_legal_schedule_that_its_text_gives_again(seed: int) -> None:
+    schedule = drawing.draw(seed)
+    assert schedule == drawing.draw(seed)
+    assert parse(str(schedule)) == schedule
+    for number, fault in enumerate(schedule.faults):
+        assert drawing.is_legal(schedule, list(schedule.faults[:number]), fault.kind)
+        assert (fault.length_s > 0) == (fault.kind in drawing.LASTING)
+
+
+def test_every_kind_of_fault_is_drawn_in_every_mode() -> None:
+    drawn = {(fault.kind, one.mode) for one in map(drawing.draw, range(2000)) for fault in one.faults}
+    possible = {(kind, mode) for kind in Kind for mode in Mode} - {(Kind.SERVER, Mode.ALLREDUCE)}
+    assert drawn == possible
+
+
+def test_one_host_needs_no_lab_and_without_root_there_is_no_small_disk() -> None:
+    for seed in range(200):
+        schedule = drawing.draw(seed, most_hosts=1, has_root=False)
+        assert not schedule.needs_lab
+        assert all(fault.kind is not Kind.DISK for fault in schedule.faults)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "allreduce",
+        "mad hosts=1:",
+        "allreduce hosts=9:",
+        "allreduce hosts=x:",
+        "async hosts=1:",
+        "allreduce: 1 trip",
+    ],
+)
+def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse(text)
+
+
+# -- what is expected ------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_is_legal_only_where_the_last_copy_goes() -> None:
+    one = Schedule(Mode.ASYNC, servers=2, faults=(Fault(1, Kind.SERVER),))
+    assert expecting.may_lose(one)
+    two = Schedule(Mode.ASYNC, servers=2, replicas=2, faults=(Fault(1, Kind.SERVER),))
+    assert not expecting.may_lose(two)
+    assert not expecting.may_lose(Schedule(Mode.ASYNC, servers=2, faults=(Fault(1, Kind.AGENT, 0),)))
+    spread = Schedule(Mode.ASYNC, hosts=2, servers=4, replicas=2, faults=(Fault(1, Kind.CUT, 1, 8.0),))
+    assert expecting.may_lose(spread)
+
+
+def test_a_gap_may_be_as_long_as_the_faults_around_it_explain() -> None:
+    stop = Injury(Fault(1, Kind.STOP, 0, 8.0), began=10.0, ended=18.0)
+    assert expecting.allowed_gap_s([], 0.0, 1.0) == expecting.STALL_S
+    assert expecting.allowed_gap_s([stop], 9.0, 11.0) > expecting.STALL_S + drawing.SILENCE_S
+    assert expecting.allowed_gap_s([stop], 60.0, 61.0) == expecting.STALL_S
+
+
+def test_a_busy_machine_stretches_bounds() -> None:
+    assert expecting.stretch([], 2) == 1.0
+    assert expecting.stretch([1, 1], 2) == 1.0
+    assert expecting.stretch([8, 8], 2) == 4.0
+
+
+# -- the oracle ------------------------------------------------------------------------------------------------------
+
+
+def test_every_sample_weighs_alike_after_whole_epochs() -> None:
+    weights = oracle.weights_at(3)
+    in_tail = oracle.GLOBAL_BATCH / (oracle.LENGTH % oracle.GLOBAL_BATCH)
+    assert set(weights[: 3 * oracle.LENGTH].tolist()) == {1.0, in_tail}
+    assert not weights[3 * oracle.LENGTH :].any()
+    assert oracle.weights_at(1, 32).sum() == oracle.weights_at(1).sum() + 32
+
+
+def test_epochs_beyond_the_last_slot_add_up() -> None:
+    assert oracle.weights_at(oracle.NUM_SLOTS + 1)[: oracle.LENGTH].min() == 2.0
+
+
+def test_leases_in_any_order_weigh_what_steps_do() -> None:
+    done = {(0, lease) for lease in range(oracle.NUM_LEASES)} | {(1, 0), (1, 1)}
+    assert np.array_equal(oracle.weights_with(2, lambda epoch, lease: (epoch, lease) in done), oracle.weights_at(1, 32))
+
+
+@pytest.mark.parametrize("updates", [0, 1, 2, 7, 30, 1000])
+def test_updates_are_counted_by_a_parameter_with_momentum(updates: int) -> None:
+    pace = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([pace], lr=oracle.PACE_LR, momentum=oracle.PACE_MOMENTUM)
+    for _ in range(updates):
+        pace.grad = torch.ones(1)
+        optimizer.step()
+    assert oracle.num_updates(float(pace.detach())) == pytest.approx(updates, abs=oracle.TOLERANCE)
+
+
+def test_a_lost_momentum_is_no_whole_number_of_updates() -> None:
+    pace = torch.nn.Parameter(torch.zeros(1))
+    for number in (100, 50):
+        optimizer = torch.optim.SGD([pace], lr=oracle.PACE_LR, momentum=oracle.PACE_MOMENTUM)
+        for _ in range(number):
+            pace.grad = torch.ones(1)
+            optimizer.step()
+    assert abs(oracle.num_updates(float(pace.detach())) - 150) > 0.5
+
+
+# -- checks fail where they must -------------------------------------------------------------------------------------
+
+
+def final(epochs: int, **changes: float) -> dict[str, object]:
+    weights = oracle.weights_at(epochs)
+    velocity = reached = 0.0
+    for _ in range(oracle.updates_at(epochs)):
+        velocity = velocity * oracle.PACE_MOMENTUM + 1.0
+        reached += velocity
+    found = {"counts": weights.copy(), "table": weights.copy()}
+    for name, change in changes.items():
+        found[name][17] += change
+    return {**found, "pace": np.full(4, -reached * oracle.PACE_LR, np.float32), "epochs": np.int64(epochs)}
+
+
+def test_exact_models_pass() -> None:
+    assert not list(checks.final_models({1: final(5), 2: final(5)}, is_exact=True))
+
+
+def test_a_missing_or_a_repeated_sample_is_found() -> None:
+    (missing,) = checks.final_models({1: final(5, counts=-1.0)}, is_exact=True)
+    assert "1 samples missing, 0 too often" in missing
+    (extra,) = checks.final_models({1: final(5, table=1.0)}, is_exact=True)
+    assert "0 samples missing, 1 too often" in extra
+
+
+def test_a_stated_loss_is_a_loss_and_no_repetition() -> None:
+    assert not list(checks.final_models({1: final(5, counts=-1.0)}, is_exact=False))
+    assert list(checks.final_models({1: final(5, counts=1.0)}, is_exact=False))
+
+
+def test_models_that_differ_in_one_bit_are_found() -> None:
+    (text,) = checks.final_models({1: final(5), 2: final(5, counts=2.0**-20)}, is_exact=True)
+    assert "differ in counts" in text
+
+
+def test_no_model_at_all_is_found() -> None:
+    assert list(checks.final_models({}, is_exact=True)) == ["no worker came to the end of the training"]
+
+
+def test_a_checkpoint_that_lacks_what_its_cursor_says_is_found(tmp_path: Path) -> None:
+    counts = torch.from_numpy(oracle.weights_at(2, 64))
+    for operation, change in ((1, 0.0), (2, -1.0)):
+        weights = counts.clone()
+        weights[oracle.LENGTH] += change
+        write(
+            tmp_path, Contents(run="r", operation=operation, epoch=2, position=64, model={"counts": weights}, state={})
+        )
+    (text,) = checks.checkpoints(tmp_path, Schedule(Mode.ALLREDUCE), is_exact=True)
+    assert "step-000000002" in text
+
+
+def test_a_checkpoint_that_lacks_a_lease_of_its_record_is_found(tmp_path: Path) -> None:
+    counts = torch.from_numpy(oracle.weights_at(1, 32))
+    for operation, prefix in ((1, 2), (2, 3)):
+        state = {"leases": {"0": [1, prefix, []], "1": [1, 4, []]}}
+        write(
+            tmp_path, Contents(run="r", operation=operation, epoch=1, position=0, model={"counts": counts}, state=state)
+        )
+    (text,) = checks.checkpoints(tmp_path, Schedule(Mode.ASYNC, servers=1), is_exact=True)
+    assert "step-000000002" in text
+    assert "16 samples missing" in text
+
+
+def test_beats_are_read_while_they_are_written(tmp_path: Path) -> None:
+    beats, path = Beats(tmp_path), tmp_path / "12"
+    path.write_text("start 1.0 0\nstep 2.0 1\nstep 2.")
+    assert beats.look()[12].steps == [2.0]
+    path.write_text("start 1.0 0\nstep 2.0 1\nstep 2.5 2\nend 3.0 0\n")
+    assert beats.look()[12].steps == [2.0, 2.5]
+    assert beats.workers[12].end_code == 0
+
+
+def test_the_run_stands_still_only_where_nobody_steps() -> None:
+    workers = [Worker(1, steps=[1.0, 2.0, 9.0]), Worker(2, steps=[3.0, 4.0])]
+    assert max(run_gaps(workers), key=lambda gap: gap[1] - gap[0]) == (4.0, 9.0)
+    kill = Injury(Fault(1, Kind.KILL), began=5.0, ended=5.0)
+    assert checks.longest_gaps([kill], workers) == {"kill": 5.0}
+
+
+def test_descriptors_that_grow_are_found() -> None:
+    assert grown({1: 20, 2: 20}, {1: 21, 3: 500}) == []
+    assert len(grown({1: 20}, {1: 200})) == 1
+
+
+# -- shrinking and summing -------------------------------------------------------------------------------------------
+
+
+def test_a_failing_schedule_shrinks_to_what_matters() -> None:
+    schedule = parse("async hosts=3 workers=2 servers=3 replicas=2 loaders=1: 1 kill 1; 2 stop 0 2; 3 server; 5 drain")
+
+    def fails(one: Schedule) -> bool:
+        return any(fault.kind is Kind.SERVER for fault in one.faults) and one.hosts > 1
+
+    assert str(shrink(schedule, fails)) == (
+        "async hosts=2 workers=1 servers=2 replicas=2 loaders=0 evaluates=0 seed=0: 3 server"
+    )
+
+
+def test_smaller_schedules_are_legal() -> None:
+    for seed in range(100):
+        for smaller in smaller_ones(drawing.draw(seed)):
+            assert all(fault.target < max(smaller.hosts, 1) for fault in smaller.faults if fault.kind is Kind.CUT)
+
+
+def result(seed: int, *violations: str) -> Result:
+    schedule = drawing.draw(seed)
+    kinds = [fault.kind.value for fault in schedule.faults]
+    return Result(
+        seed, schedule.mode.value, str(schedule), list(violations), kinds, [], dict.fromkeys(kinds, 0.5), 20.0, 100
+    )
+
+
+def test_results_outlive_a_runner_that_is_killed_while_it_writes(tmp_path: Path) -> None:
+    results = Results(tmp_path / "deep" / "results.jsonl")
+    assert results.read() == []
+    results.add(result(1))
+    with results.path.open("ab") as file:
+        file.write(b'{"seed": 2, "mo\n')
+    results.add(result(3, "a sample was lost"))
+    assert [one.seed for one in results.read()] == [1, 3]
+    assert str(drawing.draw(3)) in results.done()
+    assert str(drawing.draw(2)) not in results.done()
+
+
+def test_the_table_counts_faults_by_kind_and_mode() -> None:
+    results = [result(seed) for seed in range(50)] + [result(50, "wrong")]
+    lines = table(results)
+    assert lines[-1].endswith("1 schedules with violations")
+    assert int(lines[-2].split()[-1]) == sum(len(one.acted) for one in results)
+
+
+# -- real schedules --------------------------------------------------------------------------------------------------
+
+ALONE = [
+    "allreduce hosts=1 workers=2 evaluates=1: 0.5 kill 0; 2 coordinator; 4 stop 1 1.5",
+    "server hosts=1 workers=2 servers=2 replicas=2: 0.5 server 0; 2 kill 1",
+]
+
+
+def chaos(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "paceline.testing.chaos", "--folder", str(folder), *arguments]
+    return subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def check(processes: list[subprocess.Popen[str]]) -> None:
+    """All of them at once: each waits for processes to start most of its time."""
+    try:
+        outputs = [process.communicate(timeout=110)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+
+
+def test_fixed_schedules_on_one_host(tmp_path: Path) -> None:
+    check([chaos(tmp_path / str(number), "--schedule", text) for number, text in enumerate(ALONE)])
+
+
+@pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
+def test_a_fixed_schedule_on_two_hosts(tmp_path: Path) -> None:
+    check([chaos(tmp_path, "--schedule", "allreduce hosts=2 workers=1: 0.5 oneway 1 1.5; 3 slow 1 1; 5 coordinator")])
+
+
+def test_a_violation_is_an_exit_code_a_command_and_a_folder(tmp_path: Path) -> None:
+    """No run starts within a second."""
+    process = chaos(tmp_path, "--schedule", "allreduce hosts=1 workers=1:", "--patience", "0.01")
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1, output
+    assert "again: python -m paceline.testing.chaos --schedule 'allreduce hosts=1 workers=1" in output
+    (kept,) = (tmp_path / "failed").iterdir()
+    assert "not within 60 s" in (kept / "violations.txt").read_text()
+    assert list((kept / "output").glob("*-run-host0.txt"))
