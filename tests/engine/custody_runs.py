@@ -179,5 +179,3 @@ def pids_on(host: Host) -> list[int]:
 def final_counts(contents: Contents) -> list[float]:
     counts: torch.Tensor = contents.model["counts"]
     return sorted(set(counts.tolist()))
-
-

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from paceline.collective.choice import CostModel
+from paceline.wire.decoding import decode
 
 MAX_MODEL_BYTES = 1 << 16
 _RANK_SHIFT = 32
@@ -52,7 +53,7 @@ def encode_model(model: CostModel) -> bytes:
 def decode_model(data: bytes, algorithms: Sequence[str]) -> CostModel:
     """A model of just these algorithms; `ValueError` for anything else."""
     try:
-        model = msgspec.msgpack.decode(data, type=CostModel)
+        model = decode(data, CostModel)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"what was shown as a cost model is none: {error}") from error
     if not fits(model, algorithms):
