@@ -1,12 +1,15 @@
-"""What kill -9 of a server costs where every parameter is on two of them, what that second copy costs, and how evenly a
-server that joins is loaded.
+"""What kill -9 of a server costs where every parameter is on two of them, what bringing up another costs, what that
+second copy costs, and how evenly a server that joins is loaded.
 
-Prints three tables, keeps benchmarks/results/server-deaths.json. A model of a million dense parameters and a table of
+Prints four tables, keeps benchmarks/results/server-deaths.json. A model of a million dense parameters and a table of
 100,000 rows of 16 is trained by two workers. Times are taken by the workers, after each step or lease.
 
 - resumed: from just before the kill until every worker has done the second step or lease after it: the first may have
   been all but done. Beside it what two of them take at other times. A new server takes the place of the dead one
   before the next kill.
+- stall: the longest time between two steps or leases of any worker, less the median of those times: after a kill until
+  those that are left have two copies of everything again, and from the start of a new server, by an interpreter that
+  has imported nothing yet, until it has its part.
 - cost: steps or leases a second of both workers with one and with two copies, on two servers, in turns.
 - join: to two servers of capacity 1 comes one of capacity 1, or of 2; the bytes or the rows that it holds in the end,
   beside what its capacity says.
@@ -27,7 +30,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -48,6 +51,7 @@ CONSISTENCIES = ("sync", "async")
 WORKERS = 2
 WARM_S = 2.0
 TARGET_S = 1.0
+STALL_S = 0.5
 
 
 class Model(nn.Module):
@@ -120,10 +124,35 @@ def said_within(run: Rehearsal, number: int, begin: float, end: float) -> list[f
 # -- kills -------------------------------------------------------------------------------------------------------------
 
 
-def kills(consistency: str, count: int, seed: int) -> tuple[list[float], float]:
-    """Seconds until training goes on after each kill, and what two steps usually take."""
+class Outages(NamedTuple):
+    """Seconds until training goes on after each kill, what a step usually takes, and the longest step of any worker
+    after each kill and while each new server was brought up."""
+
+    resumed: list[float]
+    usual: float
+    killed: list[float]
+    brought_up: list[float]
+
+    def stalls(self, longest: list[float]) -> list[float]:
+        return [max(0.0, one - self.usual) for one in longest]
+
+
+def longest_step(run: Rehearsal, began: float) -> float:
+    """Of any worker, from the last one before it began until now."""
+    now = time.monotonic()
+    found = []
+    for number in range(WORKERS):
+        said = run.said(number)
+        since = max((at for at in said if at < began), default=began)
+        found += [b - a for a, b in itertools.pairwise([since, *said_within(run, number, began, now), now])]
+    return max(found)
+
+
+def outages(consistency: str, count: int, seed: int) -> Outages:
     chance = random.Random(seed)
     found: list[float] = []
+    killed: list[float] = []
+    brought_up: list[float] = []
     with running(consistency, servers=3, replicas=2) as run:
         living = [0, 1, 2]
         for _ in range(count):
@@ -133,12 +162,16 @@ def kills(consistency: str, count: int, seed: int) -> tuple[list[float], float]:
             run.servers[victim].send(signal.SIGKILL)
             run.wait_for(lambda: all(len(said_within(run, n, began, 1e18)) >= 2 for n in range(WORKERS)))  # noqa: B023
             found.append(max(said_within(run, number, began, 1e18)[1] for number in range(WORKERS)) - began)
-            run.add_server()
+            run.wait_for(lambda: run.is_settled(living))
+            killed.append(longest_step(run, began))
+            began = time.monotonic()
+            run.add_server(cold=True)
             living.append(len(run.servers) - 1)
             run.wait_for(lambda: run.is_settled(living))
+            brought_up.append(longest_step(run, began))
         assert not run.events("lost ranges"), run.events("lost ranges")
-        usual = [b - a for number in range(WORKERS) for a, b in itertools.pairwise(run.said(number)[::2])]
-    return found, statistics.median(usual)
+        usual = [b - a for number in range(WORKERS) for a, b in itertools.pairwise(run.said(number))]
+    return Outages(found, statistics.median(usual), killed, brought_up)
 
 
 # -- the cost of a second copy -----------------------------------------------------------------------------------------
@@ -177,7 +210,7 @@ def joined(capacity: float, *, has_table: bool) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="for each consistency")
-    parser.add_argument("--rounds", type=int, default=5, help="of the cost of a second copy")
+    parser.add_argument("--rounds", type=int, default=5, help="of the cost of a second copy; 0: outages alone")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of it")
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -185,14 +218,28 @@ def main() -> None:
 
     deaths = Table("", "resumed, s (highest)", f"within {TARGET_S:g} s", "two steps at other times, s")
     deaths.title = "kill -9 of one of three servers, two copies"
-    record: dict[str, Any] = {"machine": machine.describe(), "kills": {}, "rates": {}, "joins": []}
+    stalls = Table(
+        "", "killed: median, s", "longest, s", "brought up: median, s", "longest, s", f"within {STALL_S:g} s"
+    )
+    stalls.title = "the longest stall of any worker beyond a step"
+    record: dict[str, Any] = {"machine": machine.describe(), "kills": {}, "stalls": {}, "rates": {}, "joins": []}
     for number, consistency in enumerate(CONSISTENCIES):
-        times, usual = kills(consistency, options.kills, seed=number)
+        seen = outages(consistency, options.kills, seed=number)
+        times = seen.resumed
         within = sum(one <= TARGET_S for one in times)
         told = f"{statistics.median(times):.3f} ({max(times):.3f})"
-        deaths.add_row(consistency, told, f"{within} of {len(times)}", f"{usual:.3f}")
-        record["kills"][consistency] = {"resumed_s": times, "two_steps_s": usual}
+        deaths.add_row(consistency, told, f"{within} of {len(times)}", f"{2 * seen.usual:.3f}")
+        killed, brought_up = seen.stalls(seen.killed), seen.stalls(seen.brought_up)
+        figures = [f"{pick(each):.3f}" for each in (killed, brought_up) for pick in (statistics.median, max)]
+        good = sum(one <= STALL_S for one in (*killed, *brought_up))
+        stalls.add_row(consistency, *figures, f"{good} of {len(killed) + len(brought_up)}")
+        record["kills"][consistency] = {"resumed_s": times, "two_steps_s": 2 * seen.usual}
+        record["stalls"][consistency] = {"step_s": seen.usual, "killed_s": killed, "brought_up_s": brought_up}
     console.print(deaths)
+    console.print(stalls)
+    if not options.rounds:  # the outages alone
+        write(options.json, record)
+        return
 
     rates: dict[tuple[str, int], list[float]] = {}
     for _ in range(options.rounds):

@@ -46,6 +46,49 @@ def test_each_range_of_a_request_is_judged_for_itself() -> None:
     assert outcome.parcel == {0: (("since", 1, 0), ("lease", 0, 0))}
 
 
+# -- bringing up -------------------------------------------------------------------------------------------------------
+
+
+def states_in(group: Group, sender: str, receiver: str) -> list[int]:
+    """The ranges whose states are on their way."""
+    return [forward.ranges[0] for forward, _ in group.keepers[sender].links[receiver].queue if forward.snapshot]
+
+
+def test_states_of_ranges_go_one_at_a_time_and_the_last_one_has_all_that_came_meanwhile() -> None:
+    """Whoever pushes waits behind one of them at most."""
+    group = Group("ab", *[replicas("a") for _ in range(3)])
+    group.load("a", 0, 1, 2)
+    group.tell(*[replicas("a", joining=[("b", 2)]) for _ in range(3)])
+    assert states_in(group, "a", "b") == [0]
+    outcome = group.ask("a", 0, 2, push=Apply(0, 0))
+    assert not group.is_free("a", outcome), "b has, or will have, range 0"
+    group.deliver("a", most=1)
+    assert states_in(group, "a", "b") == [1], "behind the push"
+    group.deliver("a", most=1)
+    assert group.is_free("a", outcome), "of range 2 nothing is on its way, nor is range 1 waited for"
+    while group.deliver("a"):
+        pass
+    assert [group.log("b", number) for number in range(3)] == [[("lease", 0, 0)], [], [("lease", 0, 0)]]
+    assert group.keepers["b"].heard().synced == {0, 1, 2}
+
+
+def test_who_waits_for_a_range_that_is_not_brought_up_yet_waits_for_nobody() -> None:
+    group = Group("ab", replicas("a"), replicas("a"))
+    group.load("a", 0, 1)
+    group.tell(replicas("a", joining=[("b", 2)]), replicas("a", joining=[("b", 2)]))
+    assert group.is_free("a", group.ask("a", 1, push=Apply(0, 0)))
+    assert not group.is_free("a", group.ask("a", 0, push=Apply(0, 0)))
+
+
+def test_a_range_that_is_to_be_brought_up_no_more_is_not() -> None:
+    group = Group("ab", *[replicas("a") for _ in range(3)])
+    group.load("a", 0, 1, 2)
+    group.tell(*[replicas("a", joining=[("b", 2)]) for _ in range(3)])
+    group.tell(replicas("a", joining=[("b", 2)]), replicas("a"), replicas("a", joining=[("b", 2)]))
+    group.deliver("a", most=1)
+    assert states_in(group, "a", "b") == [2]
+
+
 # -- leases ------------------------------------------------------------------------------------------------------------
 
 

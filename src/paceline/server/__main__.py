@@ -49,7 +49,9 @@ def main() -> int:
 
 def _serve(ticket: Ticket, parent: int) -> int:
     from paceline.server.member import ServerProcess
+    from paceline.server.warming import warm_up
 
+    warm_up()
     signal.signal(signal.SIGTERM, _leave)
     process = ServerProcess(ticket)
     poll = select.poll()

@@ -15,6 +15,9 @@ Invariants
   for until a placement without it says so.
 - A server that was primary and is not any more answers MOVED, also for what it has done but not acknowledged: the
   request is made again elsewhere, where it counts if it has not yet.
+
+Answers wait behind the states of ranges that are brought up on the same server. So these go one at a time: the next one
+is taken when the last one was acknowledged.
 """
 
 from __future__ import annotations
@@ -116,10 +119,13 @@ class Tenure:
 
 class Link:
     """What one replica has yet to acknowledge, and how far it has come. What was sent up to the number `acked` on an
-    earlier link to it is waited for no more."""
+    earlier link to it is waited for no more. `to_bring_up` are the ranges whose state it shall get, with the version
+    since which; until then it gets nothing of them."""
 
     def __init__(self, acked: int) -> None:
         self.queue: deque[tuple[Forward, Parcel]] = deque()
+        self.to_bring_up: dict[int, int] = {}
+        self.bringing_up = 0  # the number of the last forward with a state
         self.sent = 0  # the number of the last forward
         self.acked = acked
 
@@ -188,10 +194,16 @@ class Keeper:
             del self.links[server]
         for server in sorted(servers - self.links.keys()):
             self.links[server] = Link(self._number)
+        for server, link in self.links.items():
+            link.to_bring_up = {
+                number: since for number, since in link.to_bring_up.items() if (number, server, since) in fed
+            }
         for number, server, since in sorted(fed - self._fed):
             if any(one.server == server for one in self.placement.ranges[number].joining):
-                self._bring_up(number, server, since)
+                self.links[server].to_bring_up[number] = since
         self._fed = fed
+        for server in self.links:
+            self._bring_up_next(server)
 
     def _hand_over(self) -> None:
         """From here on nothing comes to the ranges that are handed over: what is under way now is all."""
@@ -203,9 +215,15 @@ class Keeper:
                 handing[key] = self._handing.get(key) or self._waits_for([number])
         self._handing = handing
 
-    def _bring_up(self, number: int, server: str, since: int) -> None:
-        record, parcel = self._tenures[number].record(), self._store.snapshot(number)
-        self._send(server, (number,), parcel, snapshot=since, record=record)
+    def _bring_up_next(self, server: str) -> None:
+        """The state of one more range, if none is under way to this server."""
+        link = self.links[server]
+        if link.to_bring_up and link.acked >= link.bringing_up:
+            number = min(link.to_bring_up)
+            since = link.to_bring_up.pop(number)
+            record, parcel = self._tenures[number].record(), self._store.snapshot(number)
+            self._send(server, (number,), parcel, snapshot=since, record=record)
+            link.bringing_up = link.sent
 
     def _send(self, server: str, ranges: tuple[int, ...], parcel: Parcel, **content: Any) -> None:
         self._number += 1
@@ -392,7 +410,8 @@ class Keeper:
         fed: dict[str, list[int]] = {}
         for number in ranges:
             for replica in self.placement.ranges[number].everybody()[1:]:
-                fed.setdefault(replica.server, []).append(number)
+                if number not in self.links[replica.server].to_bring_up:
+                    fed.setdefault(replica.server, []).append(number)
         for server, numbers in fed.items():
             self._send(server, tuple(numbers), parcel, commit=commit, push=push)
 
@@ -440,13 +459,18 @@ class Keeper:
             link.acked = max(link.acked, message.number)
             while link.queue and link.queue[0][0].number <= link.acked:
                 link.queue.popleft()
+            self._bring_up_next(server)
 
     def _waits_for(self, ranges: Sequence[int]) -> dict[str, int]:
-        """How far the replicas of these ranges must have come."""
-        servers = {
-            replica.server for number in ranges for replica in self.placement.ranges[number].everybody()[1:]
-        } & self.links.keys()
-        return {server: self.links[server].sent for server in servers if self.links[server].sent}
+        """How far the replicas of these ranges must have come. Who has nothing of a range yet gets its state as it will
+        be then."""
+        links = {
+            replica.server: link
+            for number in ranges
+            for replica in self.placement.ranges[number].everybody()[1:]
+            if (link := self.links.get(replica.server)) is not None and number not in link.to_bring_up
+        }
+        return {server: link.sent for server, link in links.items() if link.sent}
 
     def is_released(self, waits: dict[str, int]) -> bool:
         return all((link := self.links.get(server)) is None or link.acked >= number for server, number in waits.items())

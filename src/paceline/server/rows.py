@@ -20,7 +20,7 @@ would count. One thread at a time may use a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -163,10 +163,13 @@ class RowTable:
         self._remove(slots[old], ids[torch.from_numpy(old)])
         return int(old.sum())
 
-    def export(self, chunk_rows: int = SLAB) -> Iterator[Chunk]:
-        """All rows, in the order of their slots, so many at a time (or fewer, where rows were evicted). Each chunk is
-        what the table holds when it is asked for; a row that is made, or evicted and made again, between two chunks may
-        be missing. Ids that wait for a row are not among them."""
+    def export(
+        self, chunk_rows: int = SLAB, choose: Callable[[torch.Tensor], torch.Tensor | None] | None = None
+    ) -> Iterator[Chunk]:
+        """All rows, in the order of their slots, so many at a time (or fewer, where rows were evicted); those that are
+        true in what `choose` gives for their ids, if it gives anything. Each chunk is what the table holds when it is
+        asked for; a row that is made, or evicted and made again, between two chunks may be missing. Ids that wait for a
+        row are not among them."""
         if chunk_rows < 1:
             raise ValueError(f"chunk_rows={chunk_rows}; use 1 row or more")
         start = 0
@@ -174,6 +177,8 @@ class RowTable:
             versions = self._version_array[start : min(start + chunk_rows, self._index.num_slots)]
             slots = np.flatnonzero(versions >= 0) + start
             ids = self._index.keys_of(torch.from_numpy(slots))
+            if choose is not None and (chosen := choose(ids)) is not None:
+                slots, ids = slots[chosen.numpy()], ids[chosen]
             idle = None
             if self._ages is not None:
                 young = ~self._ages.are_old(slots, ids)

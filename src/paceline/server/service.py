@@ -286,7 +286,11 @@ class Service:
             message = decode(letter.body, Acknowledged)
             sent = forward.number
             with self._changed:
-                self._keeper.acknowledged(server, message)
+                try:
+                    self._keeper.acknowledged(server, message)  # and take the state of the next range for it
+                except Exception as error:
+                    self._fail(f"it could not bring up server {server}: {_words(error)}; {REMEDY}")
+                    raise WireError("this server has failed") from error
                 self._changed.notify_all()
             self._on_change()
         return sent

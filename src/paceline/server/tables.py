@@ -155,8 +155,7 @@ class Tables:
         chunks = tuple(
             pack_chunk(name, chunk, packing)
             for name, table in self.tables.items()
-            for some in table.export(_CHUNK_ROWS)
-            if len(chunk := self._part_of(some, ranges))
+            for chunk in table.export(_CHUNK_ROWS, lambda ids: self._mask(ids, ranges))
         )
         waiting = tuple(
             pack_waiting(name, part, packing)

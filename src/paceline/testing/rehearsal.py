@@ -187,12 +187,14 @@ class Rehearsal:
         self._report()
         return worker
 
-    def add_server(self, capacity: float = 0.0) -> Child:
-        """One more server; without a capacity it is one like any other."""
+    def add_server(self, capacity: float = 0.0, *, cold: bool = False) -> Child:
+        """One more server; without a capacity it is one like any other. A `cold` one is started as an agent starts it,
+        by an interpreter that has imported nothing yet."""
         number = len(self.servers)
         ticket = msgspec.structs.replace(self.ticket, capacity=capacity)
         arguments = (msgspec.json.encode(ticket), str(self._server_log_of(number)), number, self._prepare_server)
-        process = self._context.Process(target=_serve, args=arguments)
+        context = multiprocessing.get_context("spawn") if cold else self._context
+        process = context.Process(target=_serve, args=arguments)
         process.start()
         server = Child(process)
         with self._lock:
@@ -255,7 +257,8 @@ class Rehearsal:
         placement = self.placement()
         num_backups = min(self._config.settings.replicas, len(servers)) - 1
         at_rest = (len(one.backups) == num_backups and not one.joining and not one.handing for one in placement.ranges)
-        return placement.card_of.keys() == wanted and bool(placement.ranges) and all(at_rest)
+        is_known = len(wanted) == len(pids)  # one that has just been started is not
+        return is_known and placement.card_of.keys() == wanted and bool(placement.ranges) and all(at_rest)
 
     def log(self, number: int) -> str:
         """What a worker has written to its standard output and error."""

@@ -1,0 +1,89 @@
+"""A server does everything once, on a few numbers, before it says that it is ready.
+
+What a process does for the first time is slow: the first optimizer of torch imports its compiler, which takes a second
+or more of processor time, and kernels, decoders and tables cost some milliseconds each. A server that is brought up
+does it all for the first time at once, while those who feed it, and so every worker, wait for it to acknowledge what
+they sent. Here nobody waits yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Literal
+
+import msgspec
+import torch
+
+from paceline.server.dense import ELEMENTWISE, Settings
+from paceline.server.messages import Acknowledged, Answer, Apply, Commit, Forward, Request, Stage
+from paceline.server.parcels import (
+    Detail,
+    Making,
+    Packing,
+    Parcel,
+    Partitions,
+    Rows,
+    Slice,
+    TableSettings,
+    UpdateSettings,
+)
+from paceline.server.row_optimizers import Hyper
+from paceline.server.spec import TableSpec
+from paceline.server.store import TensorStore
+from paceline.wire.decoding import decode
+
+_SIZE, _DIM = 64, 4
+_RULES: tuple[Literal["sgd", "adagrad", "adam", "adamw"], ...] = ("sgd", "adagrad", "adam", "adamw")  # of tables
+
+
+def warm_up() -> None:
+    """Live the life of a server with every optimizer; nothing is left of it."""
+    for kind in ELEMENTWISE:
+        _live(Settings(kind, {"lr": 0.1}), torch.float32)
+    with contextlib.suppress(RuntimeError, ValueError):  # what torch cannot do here, it will say when it is asked to
+        _live(Settings("Adam", {"lr": 0.1}), torch.float64)
+    for message in (Request(1, (0,)), Forward(1, 1, (0,)), Answer(1), Acknowledged(1)):
+        decode(msgspec.msgpack.encode(message), type(message))
+
+
+def _live(section: Settings, dtype: torch.dtype) -> None:
+    """One range of parameters, and one with rows of tables: loaded, updated in both ways, pulled, exported, and brought
+    up elsewhere."""
+    store, ranges = TensorStore(), [0, 1]
+    values = torch.zeros(_SIZE, dtype=dtype)
+    specs = tuple(TableSpec(name=rule, dim=_DIM, optimizer=rule) for rule in _RULES)
+    packing = Packing()
+    makes = (Making(packing.slice(0, values), 0),)
+    detail = Detail(makes=makes, sections=(section,), tables=specs, partitions=Partitions(1, 1))
+    store.load(ranges, Parcel(decode(msgspec.msgpack.encode(detail), Detail), packing.tensors))
+    hyper = {name: value for name, value in section.values.items() if name in Hyper.__struct_fields__}
+    tables = tuple(TableSettings(spec.name, hyper) for spec in specs)
+    settings = msgspec.Raw(msgspec.msgpack.encode(UpdateSettings((section,), tables)))
+    for step in (1, 2):
+        for rank in (0, 1):
+            store.stage(ranges, Stage(1, step, rank), _push(dtype))
+        store.commit(ranges, Commit(1, step, 2, 0.5, settings))
+        store.apply(ranges, Apply(0, step, 2 + step, 0.5, settings), _push(dtype))
+    store.pull(ranges, Parcel(Detail(exports=True)))
+    store.stage(ranges, Stage(1, 3, 0), _push(dtype))
+    other = TensorStore()
+    for number in ranges:
+        other.restore(number, store.snapshot(number))
+    other.stage(ranges, Stage(1, 3, 1), _push(dtype))
+    other.commit(ranges, Commit(1, 3, 2, 0.5, settings))
+    for number in ranges:
+        other.forget(number)
+
+
+def _push(dtype: torch.dtype) -> Parcel:
+    packing, wanted = Packing(), Packing()
+    ids = packing.add(torch.arange(8))
+    gradients = packing.add(torch.ones(8, _DIM))
+    dense = (packing.slice(0, torch.ones(_SIZE, dtype=dtype)),)
+    detail = Detail(
+        dense=dense,
+        rows=tuple(Rows(rule, ids, gradients) for rule in _RULES),
+        wants=(Slice(0, wanted.add(torch.zeros(_SIZE, dtype=dtype)), 0, _SIZE),),
+        row_wants=tuple(Rows(rule, ids, wanted.add(torch.zeros(8, _DIM))) for rule in _RULES),
+    )
+    return Parcel(decode(msgspec.msgpack.encode(detail), Detail), packing.tensors, wanted.tensors)

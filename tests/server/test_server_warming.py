@@ -1,0 +1,57 @@
+"""A server has done everything once before it says that it is ready."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from paceline.server import __main__ as process
+from paceline.server import member, warming
+
+LIFE = """
+import sys
+from paceline.server.member import ServerProcess
+from paceline.server.warming import _live, warm_up
+from paceline.server.dense import ELEMENTWISE, Settings
+import torch
+if {warms}:
+    warm_up()
+before = set(sys.modules)
+for kind in ELEMENTWISE:
+    _live(Settings(kind, {{"lr": 0.1}}), torch.float32)
+print(len(set(sys.modules) - before))
+"""
+
+
+def modules_of_a_first_life(*, warms: bool) -> int:
+    """How many modules a server imports when it does everything for the first time."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIFE.format(warms=warms)], capture_output=True, text=True, timeout=120, check=True
+    )
+    return int(done.stdout)
+
+
+def test_a_server_that_is_warm_imports_nothing_when_it_is_brought_up() -> None:
+    """A cold one imports the compiler of torch with its first optimizer, for a second or more, while all wait."""
+    assert modules_of_a_first_life(warms=False) > 100
+    assert modules_of_a_first_life(warms=True) == 0
+
+
+def test_a_server_is_warm_before_anybody_knows_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Joined(Exception):
+        pass
+
+    def join(_: object) -> None:
+        order.append("joined")
+        raise Joined
+
+    monkeypatch.setattr(warming, "warm_up", lambda: order.append("warm"))
+    monkeypatch.setattr(member, "ServerProcess", join)
+    monkeypatch.setattr(process.signal, "signal", lambda *_: None)
+    with pytest.raises(Joined):
+        process._serve(None, 0)  # type: ignore[arg-type]
+    assert order == ["warm", "joined"]
