@@ -50,7 +50,8 @@ def join(
         code, script = _split(code, words or [])
         rules = _rules(script, workers, servers, restarts)
         command = command_of(script, is_module=module) if script else ()
-        exit_code = _join(_read_code(code), command, rules, folder, capacity)
+        words = ["-m", *script] if module else script
+        exit_code = _join(_read_code(code), command, rules, folder, capacity, words)
     except (PacelineError, ValueError, OSError) as error:
         leave(error, BAD_INPUT)
     raise typer.Exit(exit_code)
@@ -89,18 +90,27 @@ def _read_code(code: str) -> str:
     return code
 
 
-def _join(code: str, command: tuple[str, ...], rules: Rules, root: Path, capacity: str) -> int:
+def _join(code: str, command: tuple[str, ...], rules: Rules, root: Path, capacity: str, script: list[str]) -> int:
     from paceline.control import invitation
     from paceline.engine import folders, running, speeds
     from paceline.engine.local import Job
     from paceline.wire.deadline import Deadline
+    from paceline.wire.reaching import own_address
 
     speed = speeds.parse_capacity(capacity)
     ticket = invitation.enter(code, deadline=Deadline(DOOR_S, "entering the run by its invitation"))
+    address = own_address(ticket.host, ticket.address)
     with contextlib.closing(folders.claim_for_guest(root, ticket.run)) as place:
         job = Job(command=command, workers=rules.workers, run=ticket.run, ranked=False, environment=speed.environment)
         with running.Lifetime(place) as life:
             outcome = life.join(ticket, rules, speed, running.local_engine(job, place.logs))
             explanation = life.explanation(outcome)
-        running.report(outcome, explanation, place)
+        running.report(outcome, explanation, place, _resume_command(place.folder, address, rules, script))
         return outcome.code
+
+
+def _resume_command(folder: Path, address: str, rules: Rules, script: list[str]) -> list[str]:
+    """What makes this machine the run's host, from what its workers left."""
+    where = ["--folder", str(folder.parent), "--name", folder.name, "--host", address]
+    servers = ["--servers", str(rules.servers)] if rules.servers else []
+    return ["paceline", "run", "--resume", *where, "-n", str(rules.workers), *servers, *script]

@@ -75,6 +75,7 @@ def run(
             resume=resume,
             plain=plain,
             backend=backend,
+            script=["-m", *script] if module else script,
         )
     except (PacelineError, ValueError, OSError) as error:
         leave(error, BAD_INPUT)
@@ -132,6 +133,7 @@ def _run(
     resume: bool,
     plain: bool,
     backend: str,
+    script: list[str],
 ) -> int:
     from paceline.engine import folders, running
     from paceline.engine.local import Job
@@ -141,6 +143,9 @@ def _run(
     if not name:
         name = folders.newest(root) if resume else folders.new_name(root, stem)
     place = folders.claim(root, name, resume=resume)
+    here = ["--folder", str(place.folder.parent), "--name", name, "--host", hosting.host]
+    servers = ["--servers", str(hosting.servers), "--replicas", str(hosting.replicas)] if hosting.servers else []
+    resume_words = ["paceline", "run", "--resume", *here, "-n", str(hosting.workers), *servers, *script]
     with contextlib.closing(place):
         if resume:
             folders.reopen(place.folder)
@@ -151,5 +156,5 @@ def _run(
             life = stack.enter_context(running.Lifetime(place, display))
             outcome = life.host(hosting, running.local_engine(job, place.logs, stores.attach))
             explanation = life.explanation(outcome)
-        running.report(outcome, explanation, place)
+        running.report(outcome, explanation, place, resume_words)
         return outcome.code

@@ -18,6 +18,8 @@ from paceline.errors import PacelineError
 
 # A worker that ends with this code wants to be started again: it made no mistake, the run went on without it.
 START_AGAIN = 75
+# One that ends with this code has left what it holds on this host, because the coordinator is gone for good.
+HALTED = 76
 
 
 class EngineError(PacelineError):

@@ -120,6 +120,7 @@ class Result(Enum):
     ENDED = "ended"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    HALTED = "halted"  # the coordinator is gone for good, and workers have left what they held on this host
 
 
 class Outcome(NamedTuple):

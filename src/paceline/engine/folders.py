@@ -19,6 +19,7 @@ from paceline.control.journal import DATABASE, Journal
 from paceline.control.labels import write_started
 from paceline.control.reader import RunReader
 from paceline.control.reopening import reopened
+from paceline.custody import names
 from paceline.errors import PacelineError
 from paceline.wire.descriptors import Fd, creating
 
@@ -59,7 +60,7 @@ def claim(root: Path, name: str, *, resume: bool = False) -> Place:
     if not NAME.fullmatch(name):
         raise RunRefused(f"--name {name!r} cannot be a folder's name; use letters, digits, and . _ - between them")
     folder = root / name
-    if resume and not (folder / DATABASE).exists():
+    if resume and not was_used(folder):
         raise RunRefused(f"there is no run {name!r} in {root} to resume; {_names(root)}")
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,7 @@ def claim(root: Path, name: str, *, resume: bool = False) -> Place:
     try:
         if lock is None or is_live(folder):
             raise RunRefused(f"the run {name!r} in {root} is in use; end it (paceline stop) or choose another --name")
-        if (folder / DATABASE).exists() and not resume:
+        if was_used(folder) and not resume:
             raise RunRefused(
                 f"the name {name!r} was used before in {root}; go on with that run (--resume), or choose another --name"
             )
@@ -106,9 +107,16 @@ def new_name(root: Path, stem: str) -> str:
     return name
 
 
+def was_used(folder: Path) -> bool:
+    """Whether there is a run here that can go on: its database, or what its workers left when its host was lost."""
+    return (folder / DATABASE).exists() or bool(names.find(folder / names.FOLDER))
+
+
 def newest(root: Path) -> str:
     """The run that was written last."""
-    runs = [(database.stat().st_mtime, database.parent.name) for database in root.glob(f"*/{DATABASE}")]
+    used = [folder for folder in root.glob("*") if folder.is_dir() and was_used(folder)]
+    marks = [(folder, folder / DATABASE if (folder / DATABASE).exists() else folder / names.FOLDER) for folder in used]
+    runs = [(mark.stat().st_mtime, folder.name) for folder, mark in marks]
     if not runs:
         raise RunRefused(f"there is no run in {root} to resume; start one without --resume, or give --folder")
     return max(runs)[1]

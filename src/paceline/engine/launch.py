@@ -64,7 +64,7 @@ def launch(
         job = Job(command=(worker.__file__,), workers=workers, run=place.name)
         with running.Lifetime(place) as life:
             outcome = life.host(hosting, running.local_engine(job, place.logs, results.attach))
-            explanation = life.explanation(outcome) if outcome.result is Result.FAILED else []
+            explanation = life.explanation(outcome) if outcome.result in (Result.FAILED, Result.HALTED) else []
         return _conclude(outcome, explanation, results, place, workers)
     finally:
         results.close()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from paceline.control.client import way_to_custody
 from paceline.control.config import Config
 from paceline.control.coordinator_events import Settings
 from paceline.control.ticket import Ticket
+from paceline.custody import names
 from paceline.custody.depot import Depot
 from paceline.engine import causes, shipping
 from paceline.engine.agent import Agent
@@ -188,16 +190,29 @@ def local_engine(job: Job, logs: Path, attach: Attach | None = None) -> MakeEngi
     return make
 
 
-def report(outcome: Outcome, explanation: list[str], place: Place) -> None:
-    """The last lines on the terminal; nothing where all went well."""
+def report(outcome: Outcome, explanation: list[str], place: Place, resume: Sequence[str] = ()) -> None:
+    """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here."""
     if outcome.result is Result.ENDED:
         return
-    if outcome.result is Result.FAILED:
+    if outcome.result is Result.HALTED:
+        lines = [f"paceline: the run {place.name} has halted: {outcome.reason}", *_how_to_go_on(place, resume)]
+    elif outcome.result is Result.FAILED:
         lines = [f"paceline: the run {place.name} failed", *explanation]
     else:
         lines = [f"paceline: the run {place.name} was interrupted"]
     with contextlib.suppress(OSError):
         print("\n".join([*lines, f"logs: {place.logs}"]), file=sys.stderr, flush=True)
+
+
+def _how_to_go_on(place: Place, resume: Sequence[str]) -> list[str]:
+    found = names.find(place.folder / names.FOLDER)
+    if not found:
+        return ["nothing could be saved on this machine; the lines above say why"]
+    return [
+        f"the training state after operation {found[0].operation} is in {found[0].path}",
+        "if the run goes on elsewhere, join it again; if not, go on from this state, here, with:",
+        f"  {shlex.join(resume)}",
+    ]
 
 
 def _nothing() -> None:

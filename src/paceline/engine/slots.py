@@ -25,6 +25,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     doubt_s: float = 5.0
     grace_s: float = 5.0
     farewell_s: float = 15.0  # for a coordinator or a server to end after the run, or a worker after a failed one
+    halt_s: float = 120.0  # for workers to leave what they hold here, when there is no coordinator any more
     coordinator_deaths: int = 10  # within `coordinator_window_s`
     coordinator_window_s: float = 60.0
 

@@ -17,6 +17,7 @@ Invariants
 - Nothing is started once the run is over, asked to end, or failed; nothing that exited with 0, or that was asked to
   end here, is started again.
 - What `crew.py` says of restarts and of ends.
+- Without a coordinator that comes back, workers are not killed before they had `halt_s` to save what they hold.
 - Every way out ends: the outcome is there when no worker, no server and no coordinator of this agent is left.
 """
 
@@ -27,7 +28,7 @@ from collections import deque
 from enum import Enum
 
 from paceline.control.messages import AgentDirective
-from paceline.engine.base import START_AGAIN, exit_words
+from paceline.engine.base import HALTED, START_AGAIN, exit_words
 from paceline.engine.crew import Crew
 from paceline.engine.events import (
     Action,
@@ -60,6 +61,7 @@ class Stage(Enum):
     ASKED = "asked"  # to end, by a person
     OVER = "over"  # the coordinator says so
     FAILING = "failing"  # found out here
+    HALTED = "halted"  # the coordinator is gone for good: workers leave what they hold on this host, and end
 
 
 class Supervisor:
@@ -165,6 +167,8 @@ class Supervisor:
         lived_s = self._now - slot.since
         if slot.num_starts == 1 and code > 0 and code != START_AGAIN and lived_s < self.rules.settled_s:
             slot.first_failed = True
+        if code == HALTED and not slot.is_server and self.stage is Stage.WORKING:
+            self._halt_here("the coordinator is not heard of any more; is its host still there?")
         if self.stage is not Stage.WORKING or code == 0 or slot.kill_at is not None:
             slot.state = State.FINAL
         elif slot.is_server:
@@ -224,10 +228,16 @@ class Supervisor:
         deaths.append(self._now)
         while deaths[0] < self._now - self.rules.coordinator_window_s:
             deaths.popleft()
-        if len(deaths) > self.rules.coordinator_deaths:
-            self._fail(None, f"the coordinator ended {len(deaths)} times; the last time it {exit_words(code)}")
+        if len(deaths) <= self.rules.coordinator_deaths:
+            self._start_coordinator()
             return
-        self._start_coordinator()
+        reason = f"the coordinator ended {len(deaths)} times; the last time it {exit_words(code)}"
+        if not self._sessions or self.stage is not Stage.WORKING:
+            self._fail(None, reason)
+            return
+        self._do(Say(f"{reason}; the workers save what they hold, and end"))
+        self._halt_here(reason)
+        self._workers.send_all(signal.SIGTERM)
 
     def _on_orphaned(self, _: Orphaned) -> None:
         if self.stage is Stage.WORKING:
@@ -346,6 +356,13 @@ class Supervisor:
         self._cancel_starts()
         self._terminate_all()
 
+    def _halt_here(self, reason: str) -> None:
+        """There is no coordinator any more: workers end by themselves, each when it has saved what it holds."""
+        self.stage = Stage.HALTED
+        self._reason = reason
+        self._cancel_starts()
+        self._term_at = self._now + self.rules.halt_s
+
     def _cancel_starts(self) -> None:
         for crew in self._crews:
             crew.cancel_starts()
@@ -373,6 +390,8 @@ class Supervisor:
             self.outcome = Outcome(Result.INTERRUPTED, 128 + self._asked[0], reason=self._reason)
         elif self._verdict == "failed" and self.stage is Stage.OVER:
             self.outcome = Outcome(Result.FAILED, 1, reason=self._reason)
+        elif self.stage is Stage.HALTED:
+            self.outcome = Outcome(Result.HALTED, HALTED, reason=self._reason)
         elif self.stage is Stage.FAILING or culprit is not None:
             number = culprit.number if culprit is not None else -1
             self.outcome = Outcome(Result.FAILED, self._failure_code(), number, self._reason)

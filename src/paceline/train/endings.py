@@ -10,7 +10,7 @@ import traceback
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from paceline.engine.base import START_AGAIN
+from paceline.engine.base import HALTED
 
 if TYPE_CHECKING:
     from paceline.train.session import Session
@@ -41,9 +41,9 @@ class Endings:
         except BaseException as error:
             traceback.print_exception(error)
             self.failed(error)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+            _exit_now(1)
+        if self._session.halting.has_halted:
+            _exit_now(HALTED)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._hook(kind, error, trace)
@@ -59,11 +59,6 @@ class Endings:
         # Not from here: the interrupted thread may hold the lock that is needed.
         threading.Thread(target=self._session.leave, name="paceline-leave", daemon=True).start()
 
-    def orphaned(self) -> None:
-        """Nobody has heard of the coordinator for so long that another history may have begun without this worker."""
-        print("paceline: the coordinator is gone; this worker ends", file=sys.stderr, flush=True)
-        os._exit(START_AGAIN)
-
     def close(self) -> None:
         if self._hook is not None:
             sys.excepthook = self._hook
@@ -71,3 +66,10 @@ class Endings:
         if self._handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None
+
+
+def _exit_now(code: int) -> None:
+    """The interpreter is ending already, and would end with 0."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -23,6 +23,7 @@ from paceline.custody.depot import Depot
 from paceline.engine.speeds import PROBE_VARIABLE
 from paceline.train import warming
 from paceline.train.groups import Groups
+from paceline.train.halting import patience_of
 from paceline.train.membership import Client, Ledger, Membership
 from paceline.train.solo import Solo, own_card
 from paceline.train.watchdog import Watchdog
@@ -92,7 +93,10 @@ def join(
     endpoint = Endpoint(credentials, host=own_address(ticket.host, ticket.address), tls=ticket.tls)
     machine = Member(identity.member)
     membership = Membership(machine, ticket.run)
-    client = MemberClient(ticket, machine, credentials, membership.act, on_orphaned=on_orphaned)
+    membership.patience_s = patience_of(ticket)
+    client = MemberClient(
+        ticket, machine, credentials, membership.act, on_orphaned=on_orphaned, orphan_s=patience_of(ticket)
+    )
     groups = Groups(ticket.run, identity.member, endpoint, client.post)
     membership.connect(client, groups, ledger)
     watchdog = Watchdog(membership.standing)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -250,10 +251,17 @@ class TrainingLedger:
         self._write(place.operation - 1, plan, wait=wait)
 
     def _write(self, operation: int, plan: dict[str, Any], *, wait: bool) -> None:
-        if not self.saver.is_on:
-            return
-        cursor, best = self.book.cursor, self.book.unkept_best
+        if self.saver.is_on:
+            self.saver.take(self._contents(operation, plan), score=self.book.unkept_best, wait=wait)
+
+    def _contents(self, operation: int, plan: dict[str, Any]) -> Contents:
+        cursor = self.book.cursor
         tree = {**self._whole(operation), "update": self.training.of_everything()}
         tree["book"]["unkept_best"] = None
-        contents = saving.contents_of(self._run, operation, (cursor.epoch, cursor.position), tree, plan)
-        self.saver.take(contents, score=best, wait=wait)
+        return saving.contents_of(self._run, operation, (cursor.epoch, cursor.position), tree, plan)
+
+    def leave_behind(self, num_leases: int) -> Path | None:
+        """Write what this worker holds on its own host; where. None if nothing was trained yet."""
+        if not self.book.steps:
+            return None
+        return self.saver.write_held(self._contents(self._look_applied() + num_leases, {}))

@@ -49,13 +49,13 @@ from paceline.placement.placement import Placement
 from paceline.train import transfer
 from paceline.train.errors import Evicted, Orphaned, Refused, RunFailed
 from paceline.train.groups import Groups, blamed
+from paceline.train.halting import OWN_PATIENCE_S
 from paceline.train.staging import Staging
 from paceline.train.watchdog import Standing
 
 logger = logging.getLogger("paceline.train")
 
-COORDINATOR_S = 120.0  # how long a member whose group broke waits for a coordinator that is not heard
-NEWCOMER_S = 30.0  # the same for one that has nothing to lose: most likely the run is over
+NEWCOMER_S = 30.0  # how long one that has nothing to lose waits for the coordinator: most likely the run is over
 _LOOK_S = 1.0
 _BRIEFLY_S = 0.005
 
@@ -147,6 +147,7 @@ class Membership:
         self._staging = Staging(0)
         self.on_placement: Callable[[Placement], None] = _ignore
         self.operation = 0  # the last one that was tried, for errors
+        self.patience_s = OWN_PATIENCE_S  # for a coordinator that is not heard, of who has no plan
         self._since = 0.0
 
     def connect(self, client: Client, groups: Groups, ledger: Ledger) -> None:
@@ -293,7 +294,7 @@ class Membership:
     def _look_after(self) -> None:
         """Nothing to do for a while: is there still somebody who could tell us what?"""
         unheard_s = self._client.unheard_s()
-        if unheard_s > (COORDINATOR_S if self._has_state else NEWCOMER_S):
+        if unheard_s > (self.patience_s if self._has_state else NEWCOMER_S):
             raise Orphaned(
                 f"operation {self.operation + 1} waits for a plan, but the coordinator has not been heard of for "
                 f"{unheard_s:.0f} s; look at its log, and if the run is not over, start it again with --resume"
@@ -357,7 +358,7 @@ class Membership:
                 self._next_action(_LOOK_S)
             except Released as released:
                 return released.reason
-        return "the coordinator is gone, but all had come to the end"
+        raise Orphaned("the coordinator is gone, but all had come to the end")
 
     def _leave(self, action: Exit) -> None:
         self._exit = action

@@ -15,11 +15,14 @@ from paceline.control.messages import NOTHING
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
 from paceline.custody.names import path_of
+from paceline.custody.shelf import Rules
 from paceline.train.errors import Evicted
+from paceline.train.halting import write_held
 from paceline.train.sources import Source, choose
 
 WRITING_S = 300.0
 SENDING_S = 540.0  # one that does not move for a minute has failed before
+_SLICE_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,7 @@ class Saver:
         self._on_event = on_event
         self._own = own
         self._depot = depot
+        self.is_orphaned: Callable[[], bool] = lambda: False  # whether the run's host is taken for lost
         self._keeper: Keeper | None = None
         self._last: Pending | None = None
         self._last_time = time.monotonic()
@@ -127,7 +131,7 @@ class Saver:
 
     def take(self, contents: Contents, *, score: float | None = None, wait: bool = False) -> None:
         """Snapshot the state of a clean point; one that has a score is not skipped."""
-        if self._folder is None or contents.operation == self.last_operation:
+        if self._folder is None or contents.operation == self.last_operation or self._is_in_vain():
             return
         if self._keeper is None:
             settings = self._settings
@@ -147,7 +151,14 @@ class Saver:
             if score is not None:
                 self._keeper.score(contents.operation, score)
             if wait:
-                pending.wait_written(self._wait_s)
+                self._wait(pending.wait_written)
+
+    def write_held(self, contents: Contents) -> Path:
+        """Leave this on this host, in the folder of the run here: the run's host is lost."""
+        folder = self._own or self._folder
+        assert folder is not None
+        settings = self._settings
+        return write_held(folder, contents, Rules(settings.keep_last, settings.keep_best, settings.mode))
 
     def settle(self, operation: int) -> None:
         if self._keeper is not None:
@@ -156,15 +167,22 @@ class Saver:
     def publish(self, operation: int) -> None:
         """Settle, and wait until what was taken last has its name, or failed."""
         self.settle(operation)
-        if self._last is not None:
-            self._last.wait(self._wait_s)
+        if (last := self._last) is not None:
+            self._wait(lambda seconds: last.wait(seconds).is_last)
 
-    @property
-    def _wait_s(self) -> float:
-        return WRITING_S if self._source.is_near else SENDING_S
+    def _wait(self, wait: Callable[[float], bool]) -> None:
+        """As long as it takes, but not for a run's host that is gone."""
+        ends_at = time.monotonic() + (WRITING_S if self._source.is_near else SENDING_S)
+        while not wait(_SLICE_S) and time.monotonic() < ends_at and not self._is_in_vain():
+            pass
+
+    def _is_in_vain(self) -> bool:
+        return self._depot is not None and self.is_orphaned()
 
     def close(self) -> None:
-        if self._keeper is not None:
+        if self._keeper is not None and self._is_in_vain():
+            self._keeper.close(wait_s=_SLICE_S)
+        elif self._keeper is not None:
             self._keeper.close()
         if self._depot is not None:
             self._depot.close()

@@ -41,7 +41,7 @@ from paceline.data.cursor import Cursor, is_finished, next_epoch
 from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
-from paceline.engine.base import START_AGAIN
+from paceline.engine.base import HALTED, START_AGAIN
 from paceline.nn.embedding import Table
 from paceline.server.client import GroupClient
 from paceline.strategy import Synchronous
@@ -53,6 +53,7 @@ from paceline.train.consistency import parse as parse_consistency
 from paceline.train.endings import Endings
 from paceline.train.errors import Evicted, Orphaned
 from paceline.train.evaluation import Validate
+from paceline.train.halting import Halting
 from paceline.train.headers import Headers
 from paceline.train.judging import Judging
 from paceline.train.leases import End, Leases
@@ -158,6 +159,8 @@ class Session:
         self._joined: joining.Joined | None = None
         self._servers: GroupClient | None = None
         self._endings = Endings(self)
+        self.halting = Halting(self._ticket)
+        self._saver.is_orphaned = self.halting.is_due
         self._validation = ValidationData(seed, loader, self._tell_death)
         self._headers = Headers(self._join)
         self._stepping = StepLoop(
@@ -289,6 +292,8 @@ class Session:
             self._go(released)
         except Evicted as evicted:
             self._give_way(evicted)
+        except Orphaned as orphaned:
+            self._halt(orphaned)
 
     def _fetch_lease(self) -> bool:
         """Take the next lease; False at the end of the epoch."""
@@ -299,6 +304,8 @@ class Session:
             self._go(released)
         except Evicted as evicted:
             self._give_way(evicted)
+        except Orphaned as orphaned:
+            self._halt(orphaned)
         if taken is End.STOPPED:
             self._operate(Kind.END, self._attempt_end)
         if taken is End.FINISHED:
@@ -396,9 +403,11 @@ class Session:
             self._go(released)
         except Evicted as evicted:
             self._give_way(evicted)
+        except Orphaned as orphaned:
+            self._halt(orphaned)
         if outcome == END:
             self._leave_after_end()
-            raise SystemExit(0)
+            raise SystemExit(HALTED if self.halting.has_halted else 0)
         self._sharing.watch.resume()
         return outcome
 
@@ -429,7 +438,18 @@ class Session:
                 self._ledger.training.load_optimizers(update["optimizers"])
             self._strategy.aggregation.load(update)
 
+    def _halt(self, orphaned: Orphaned) -> NoReturn:
+        self._leave_behind(orphaned)
+        raise SystemExit(HALTED) from None
+
+    def _leave_behind(self, orphaned: Orphaned) -> None:
+        """The coordinator is gone for good: this worker ends, and what it holds stays on its host."""
+        num_leases = self._leasing.num_done() if self._leasing is not None else 0
+        self.halting.halt(orphaned, lambda: self._ledger.leave_behind(num_leases))
+        self._finish(0.1)
+
     def _check(self) -> None:
+        self.halting.check()
         if self._joined is not None:
             self._joined.membership.check()
 
@@ -441,8 +461,9 @@ class Session:
             import torch._dynamo  # noqa: F401  # the first optimizer step would, for seconds, while others wait
 
             base = self._ledger.look_for_start()
-            joined = joining.join(self._ticket, self._identity, max(base, 0), self._ledger, self._endings.orphaned)
+            joined = joining.join(self._ticket, self._identity, max(base, 0), self._ledger, self.halting.begin)
             self._joined = joined
+            self.halting.connect(joined)
             self._ledger.connect(
                 joined.run, joined.client.progress, lambda: joined.client.look(lambda machine: machine.applied)
             )
@@ -507,7 +528,10 @@ class Session:
                     self._leave_after_end()
             except Released as released:
                 logger.info("this worker leaves: %s", released.reason)
-        self._finish(10.0)
+            except Orphaned as orphaned:
+                self._leave_behind(orphaned)
+        if not self._closed:
+            self._finish(10.0)
 
     def _attempt_end(self, place: Place) -> Outcome:
         if self._leasing is None:
@@ -528,8 +552,12 @@ class Session:
     def _leave_after_end(self) -> None:
         self._saver.close()
         assert self._joined is not None
-        self._joined.membership.wait_for_release()
-        self._finish(10.0)
+        try:
+            self._joined.membership.wait_for_release()
+        except Orphaned as orphaned:
+            self._leave_behind(orphaned)
+        else:
+            self._finish(10.0)
 
     def fail(self, cause: str) -> None:
         """The script raised: say why, and go."""
@@ -541,9 +569,11 @@ class Session:
         """Ask to leave after the step under way; alone, to stop."""
         if self._joined is not None:
             self._joined.client.post(Leave())
+            self.halting.hurry()
 
     def _finish(self, flush_s: float) -> None:
         self._closed = True
+        self.halting.close()
         self._endings.close()
         self._saver.close()
         self._batches.close()

@@ -1,0 +1,109 @@
+"""The coordinator's host is lost: workers of other hosts leave what they hold there, and the run goes on from it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from custody_runs import (
+    Run,
+    faults_of,
+    final_counts,
+    finish,
+    kill_all,
+    newest,
+    pids_on,
+    run_over,
+    wait_until,
+)
+
+from paceline.engine.base import HALTED
+from paceline.testing import netlab
+
+pytestmark = pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
+
+
+def resume_command(output: str) -> list[str]:
+    """What a person would copy."""
+    (line,) = [line for line in output.splitlines() if "paceline run --resume" in line]
+    words = shlex.split(line)
+    assert words[:1] == ["paceline"]
+    return words[1:]
+
+
+def go_on(run: Run, output: str, host: int, *others: tuple[int, str]) -> None:
+    """By the command that was printed; others join again, and all samples count."""
+    run.folder = run.place / "there" / "counted"
+    held = newest(run.folder)
+    assert faults_of(held) == []
+    again = run.start(run.lab.hosts[host], *resume_command(output))
+    wait_until(lambda: run.steps() > held.operation, again)
+    joined = [run.join(number, folder, by=host) for number, folder in others]
+    wait_until(lambda: len(run.ranks()) == 1 + len(others), again, *joined)
+    reached = run.steps()
+    wait_until(lambda: run.steps() > reached + 5, again, *joined)
+    (run.place / "enough").touch()
+    for process in (again, *joined):
+        finish(process)
+    last = newest(run.folder)
+    assert faults_of(last) == []
+    assert len(final_counts(last)) == 1
+    assert last.epoch * 96 + last.position > held.epoch * 96 + held.position
+
+
+def test_workers_of_other_hosts_leave_what_they_hold_and_the_run_goes_on_there(tmp_path: Path) -> None:
+    """Three hosts; all processes of the first are killed at once."""
+    with run_over(3, tmp_path) as run:
+        head = run.run("-n", "1")
+        wait_until(lambda: 0 in run.ranks(), head)
+        guests: list[subprocess.Popen[bytes]] = []
+        for number, folder in ((1, "there"), (2, "elsewhere")):
+            guests.append(run.join(number, folder))
+            wait_until(lambda: len(run.ranks()) == 1 + len(guests), head, *guests)
+        reached = run.steps()
+        wait_until(lambda: run.steps() > reached + 10, head, *guests)
+        kill_all(pids_on(run.lab.hosts[0]))
+        recorded = run.steps()
+        first, _ = (finish(guest, HALTED) for guest in guests)
+        for folder in ("there", "elsewhere"):
+            held = newest(tmp_path / folder / "counted")
+            assert faults_of(held) == []
+            assert held.operation >= recorded  # nothing that was recorded is lost
+        go_on(run, first, 1, (2, "elsewhere"))
+
+
+def test_workers_that_wait_for_a_host_whose_cable_is_cut_halt_too(tmp_path: Path) -> None:
+    """Nobody tells them that it is gone: they wait in the middle of an operation."""
+    with run_over(2, tmp_path) as run:
+        head = run.run("-n", "1")
+        wait_until(lambda: 0 in run.ranks(), head)
+        guest = run.join(1, "there")
+        wait_until(lambda: len(run.ranks()) == 2, head, guest)
+        reached = run.steps()
+        wait_until(lambda: run.steps() > reached + 10, head, guest)
+        run.lab.hosts[0].cut()
+        output = finish(guest, HALTED)
+        kill_all(pids_on(run.lab.hosts[0]))
+        go_on(run, output, 1)
+
+
+def test_a_group_that_works_without_the_coordinators_host_ends_at_a_clean_point(tmp_path: Path) -> None:
+    """The run's host has no worker left: those of the other hosts go on for a while without noticing."""
+    with run_over(3, tmp_path) as run:
+        head = run.run("-n", "1", "--restarts", "0")
+        wait_until(lambda: 0 in run.ranks(), head)
+        guests: list[subprocess.Popen[bytes]] = []
+        for number, folder in ((1, "there"), (2, "elsewhere")):
+            guests.append(run.join(number, folder))
+            wait_until(lambda: len(run.ranks()) == 1 + len(guests), head, *guests)
+        agents = {member.agent for member in run.ranks().values()}
+        first = next(member for member in run.ranks().values() if member.rank == 0)
+        kill_all([first.pid])
+        wait_until(lambda: len(run.ranks()) == 2 and len(agents) == 3, head, *guests)
+        kill_all(pids_on(run.lab.hosts[0]))
+        outputs = [finish(guest, HALTED) for guest in guests]
+        one, other = (newest(tmp_path / folder / "counted") for folder in ("there", "elsewhere"))
+        assert (one.operation, final_counts(one)) == (other.operation, final_counts(other))
+        go_on(run, outputs[0], 1)
