@@ -255,6 +255,24 @@ def test_cut_stops_traffic_and_mend_restores_it(lab: Netlab) -> None:
         assert incoming.recv(1) == b"b"
 
 
+@needs_netlab
+def test_what_one_host_sends_to_another_is_lost_and_nothing_else(lab: Netlab) -> None:
+    outgoing, incoming = connected_pair(*lab.hosts)
+    with outgoing, incoming:
+        outgoing.sendall(b"a")
+        assert incoming.recv(1) == b"a"
+        lab.hosts[0].lose(lab.hosts[1])
+        outgoing.sendall(b"b")
+        incoming.sendall(b"c")
+        assert outgoing.recv(1) == b"c"
+        incoming.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            incoming.recv(1)
+        lab.hosts[0].find(lab.hosts[1])
+        incoming.settimeout(WAIT_S)
+        assert incoming.recv(1) == b"b"
+
+
 # Commands inside
 
 
