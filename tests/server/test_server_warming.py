@@ -51,7 +51,7 @@ def test_a_server_is_warm_before_anybody_knows_of_it(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(warming, "warm_up", lambda: order.append("warm"))
     monkeypatch.setattr(member, "ServerProcess", join)
-    monkeypatch.setattr(process.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     with pytest.raises(Joined):
         process._serve(None, 0)  # type: ignore[arg-type]
     assert order == ["warm", "joined"]
