@@ -121,14 +121,16 @@ def _weights(holders: Sequence[Record], coordinator: str) -> list[HostWeight]:
 
 
 def _cut_between(holders: Sequence[Record], number: int) -> set[tuple[str, str]]:
-    host_of = {record.member: record.host for record in holders}
-    return {
-        (record.host, host_of[name])
-        for record in holders
-        if record.report.surveyed >= number
-        for name in record.report.unreachable
-        if name in host_of
-    }
+    """The pairs of hosts of which none of the first's members reached any of the second's. Where some were reached, the
+    path is good, and who was not may have died meanwhile: that must not cost the others on its host."""
+    tried: set[tuple[str, str]] = set()
+    reached: set[tuple[str, str]] = set()
+    for record in holders:
+        if record.report.surveyed >= number:
+            for other in holders:
+                if other.host != record.host:
+                    (tried if other.member in record.report.unreachable else reached).add((record.host, other.host))
+    return tried - reached
 
 
 def _was_unreachable(record: Record) -> bool:
