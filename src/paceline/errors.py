@@ -50,7 +50,10 @@ class ConnectionLost(WireError):
 
 
 class DeadlineExceeded(WireError, TimeoutError):
-    """A wait took longer than it was allowed."""
+    """A wait took longer than it was allowed. `members` are the ids of those that were waited for, where it is known
+    that nobody else was."""
+
+    members: tuple[str, ...] = ()
 
 
 class HandshakeRefused(WireError):

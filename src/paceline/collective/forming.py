@@ -26,7 +26,7 @@ from paceline.collective.health import Health
 from paceline.collective.links import Links
 from paceline.collective.mailbox import Mailbox
 from paceline.collective.neighbourhood import FIXED_BYTES, Neighbour, Neighbourhood, check_size, hold_lifelines
-from paceline.errors import AddressError, ConnectionLost, HandshakeRefused
+from paceline.errors import AddressError, ConnectionLost, DeadlineExceeded, HandshakeRefused
 from paceline.wire.beacon import Watch, beacons_of
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
@@ -39,6 +39,10 @@ from paceline.wire.handshake import Visitor
 from paceline.wire.lifeline import LifelineHolder
 from paceline.wire.memory import Arena, SharedMemory, total_bytes, touch
 from paceline.wire.waiting import PLAIN, READ, Waiter, Wanted, is_ready
+
+# A path between two hosts that carries nothing for so long is broken. It is as long as the coordinator waits for a
+# member that is silent: both see at about the same time that a host is cut off altogether.
+DEAD_PATH_S = 5.0
 
 OwnedT = TypeVar("OwnedT", Fd, SharedMemory, Connection)
 
@@ -246,6 +250,7 @@ class _Former:
                 theirs, pidfd, signal = map(self._own, receive_descriptors(watch, 3, self._deadline))
             memory = SharedMemory.attach(theirs)
             neighbour = Neighbour(rank, memory, outgoing=signal, incoming=inboxes[rank])
+        watch.notice_dead_path(DEAD_PATH_S)
         watch.waiter = PLAIN  # from here on it is for notes, which the health reads while it waits for other things
         self._met.add(rank)
         self.health.watch(rank, watch, pidfd)
@@ -255,7 +260,11 @@ class _Former:
         """The ranks, of those to come, that are here now; at least one."""
         missing = ", ".join(map(self.health.describe, self._coming))
         wanted = [(expectation.fileno(), READ) for expectation in self._coming.values()]
-        self.wait_any(wanted, self._deadline, missing)
+        try:
+            self.wait_any(wanted, self._deadline, missing)
+        except DeadlineExceeded as error:
+            error.members = tuple(self._cards[rank].member for rank in self._coming)
+            raise
         return [rank for rank, expectation in self._coming.items() if expectation.is_there()]
 
     def wait_any(self, wanted: Wanted, deadline: Deadline, waited_for: str) -> None:
@@ -298,6 +307,7 @@ class _Former:
             tls=card.tls,
             pin=card.fingerprint,
             waiter=waiter,
+            answer_s=DEAD_PATH_S,
         )
 
     def _checked(self, rank: int, connection: Connection, visitor: Visitor) -> Connection:

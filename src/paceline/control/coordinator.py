@@ -59,6 +59,7 @@ from paceline.control.roster import Fate, Record
 from paceline.control.seating import gifts_for, seats_for
 from paceline.control.serving import Aim, Change, ServerManager
 from paceline.control.speech import Speech, plan_of
+from paceline.control.surveys import UNREACHABLE, Surveys
 from paceline.control.vitals import Vitals
 from paceline.control.waking import WakingClock
 from paceline.placement.placement import Placement
@@ -66,7 +67,10 @@ from paceline.wire.decoding import decode
 
 
 class Coordinator:
-    def __init__(self, settings: Settings, now: float, remembered: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, now: float, remembered: Mapping[str, bytes] | None = None, host: str = ""
+    ) -> None:
+        """`host` is where this coordinator runs, as cards name it."""
         self.settings = settings
         self.census = Census()
         self.records = self.census.records
@@ -75,6 +79,7 @@ class Coordinator:
         self._now = self._clock.now  # seconds that it was awake, not those of the clock
         self._vitals = Vitals(settings, self.census, self._agents, self._clock)
         self._conflicts = Conflicts()
+        self._surveys = Surveys(settings.silence_s, host)
         self._speech = Speech()
         self._ready_since: float | None = None
         self._actions: list[Action] = []
@@ -271,9 +276,13 @@ class Coordinator:
             self._keep(current=None, pending=None, reached=max(self.census.reached(), self.standing.reached))
             self._note("lost", None, "nobody that lives holds the training state; the newest checkpoint has it")
             return
-        culprit = self._conflicts.worst_of(holders, current.generation)
-        if culprit is not None:
-            self._end(culprit, Fate.EVICTED, "other members that live cannot reach it")
+        leaving = self._surveys.parted(holders, current.generation, fence, self.standing.term, self._now)
+        if leaving is None:
+            return  # members find out whom they can reach
+        if leaving:
+            holders = self._part(holders, leaving)
+        elif (culprit := self._conflicts.worst_of(holders, current.generation)) is not None:
+            self._end(culprit, Fate.EVICTED, UNREACHABLE)
             holders.remove(culprit)
         base = max(record.report.applied for record in holders)
         for record in [record for record in holders if record.report.applied < base - 1]:
@@ -283,10 +292,27 @@ class Coordinator:
         gifts = gifts_for([record for record in holders if record.report.applied == base - 1], ahead)
         coming: list[Record] = []
         if self.standing.leased and all(record.report.joinable for record in holders):
-            coming = self.census.coming(current)[: max(0, self.settings.most - len(holders))]
+            coming = self._coming(current, holders)
             gifts |= gifts_for(coming, ahead)
         newcomers = tuple(record.member for record in coming)
         self._issue(Plan(fence, Start.RECOVER, self._seats([*holders, *coming]), base, gifts, newcomers))
+
+    def _part(self, holders: list[Record], leaving: list[Record]) -> list[Record]:
+        """Some cannot reach each other: go on without these. Too few are left only to save what they have."""
+        for record in leaving:
+            self._end(record, Fate.EVICTED, f"{UNREACHABLE}, and more workers can go on without it")
+        holders = [record for record in holders if record not in leaving]
+        if len(holders) < self.settings.fewest and not self.standing.halting:
+            reason = f"hosts cannot reach each other, and only {len(holders)} workers can go on (--min)"
+            self._on_halt(Halt(reason))
+        return holders
+
+    def _coming(self, current: Plan, members: list[Record]) -> list[Record]:
+        """Who gets a seat beside these members."""
+        coming = self._surveys.admitted(
+            self.census.coming(current), members, self.records.values(), self.standing.term, self._now
+        )
+        return coming[: max(0, self.settings.most - len(members))]
 
     def _gather(self) -> None:
         """Found the run when enough members are ready."""
@@ -373,9 +399,9 @@ class Coordinator:
                 if suspect is None or suspect.fate is not None or not suspect.connected:
                     continue
                 if current.rank_of(name) < 0:
-                    self._end(suspect, Fate.EVICTED, f"member {record.member} cannot reach it")
+                    self._end(suspect, Fate.EVICTED, f"{UNREACHABLE}: member {record.member} cannot")
                 elif current.rank_of(record.member) < 0 and self._conflicts.is_repeated(record.member, name):
-                    self._end(record, Fate.EVICTED, f"it cannot reach member {name}")
+                    self._end(record, Fate.EVICTED, f"{UNREACHABLE}: it cannot reach member {name}")
 
     def _drop_straggler(self, current: Plan) -> None:
         """One at a time, on the main member's word: what the next one costs is seen when this one is gone."""
@@ -396,7 +422,7 @@ class Coordinator:
                 self._keep(pending=None)
             return
         staying = self.census.staying(current)
-        coming = self.census.coming(current)[: max(0, self.settings.most - len(staying))]
+        coming = self._coming(current, staying)
         if self.standing.leased and not all(record.report.joinable for record in staying):
             coming = []
         if not staying and coming and not self.standing.halting:

@@ -32,10 +32,12 @@ from paceline.control.member_events import (
     Leave,
     Looked,
     Looping,
+    Reach,
     Ready,
     Say,
     Staged,
     Stop,
+    Surveyed,
     Swap,
     Take,
     Unformed,
@@ -76,6 +78,8 @@ class Member:
         self._told = 0  # the newest plan heard of
         self._placement = 0  # the newest one heard of
         self._joinable = False
+        self._survey = 0  # the newest one heard of
+        self._surveyed = Surveyed(0)  # the newest one made
         self._offered: Plan | None = None  # what this member's slot named in the operation under way
         self.agreed: Plan | None = None  # what all slots named: it starts at the next clean point
         self._fresh = False  # no operation has been completed in this plan yet
@@ -128,6 +132,8 @@ class Member:
             cause=self._cause,
             placement=self._placement,
             joinable=self._joinable,
+            surveyed=self._surveyed.number,
+            unreachable=self._surveyed.unreachable,
             introduction=None if self._introduced else self._introduction,
         )
 
@@ -172,6 +178,11 @@ class Member:
             self._joinable = True
             self._say()
 
+    def _on_surveyed(self, event: Surveyed) -> None:
+        if event.number > self._surveyed.number:
+            self._surveyed = event
+            self._say()
+
     def _on_stop(self, _: Stop) -> None:
         self.stop_asked = True
 
@@ -201,6 +212,9 @@ class Member:
         if directive.placement is not None and directive.placement.version > self._placement:
             self._placement = directive.placement.version
             self._do(Adopt(directive.placement))  # before a plan that may need it
+        if directive.survey is not None and directive.survey.number > self._survey:
+            self._survey = directive.survey.number
+            self._do(Reach(directive.survey))
         changed = self._promise(directive.fence)
         if directive.plan is not None and directive.plan.generation > self._told:
             self._adopt(directive.plan)

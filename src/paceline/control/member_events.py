@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from paceline.control.messages import NOTHING, Directive, Introduction, Plan, Report, Verdict
+from paceline.control.messages import NOTHING, Directive, Introduction, Plan, Report, Survey, Verdict
 from paceline.placement.placement import Placement
 
 
@@ -114,8 +114,16 @@ class Looping(NamedTuple):
     """The training does leases from now on, until its next operation."""
 
 
+class Surveyed(NamedTuple):
+    """A survey is made: whom this member cannot reach."""
+
+    number: int
+    unreachable: tuple[str, ...] = ()
+
+
 Event = (
     Looping
+    | Surveyed
     | Ready
     | Looked
     | Burden
@@ -137,6 +145,12 @@ class Adopt(NamedTuple):
     """Go by this placement of the parameters on servers from now on."""
 
     placement: Placement
+
+
+class Reach(NamedTuple):
+    """Find out whom of these members this one can reach."""
+
+    survey: Survey
 
 
 class Say(NamedTuple):
@@ -202,4 +216,4 @@ class Exit(NamedTuple):
     reason: str
 
 
-Action = Say | Adopt | Form | Drop | Found | Give | Take | Swap | Work | Apply | Exit
+Action = Say | Adopt | Reach | Form | Drop | Found | Give | Take | Swap | Work | Apply | Exit

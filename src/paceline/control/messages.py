@@ -117,6 +117,13 @@ class Serving(msgspec.Struct, frozen=True):
     costs: dict[int, float] = {}
 
 
+class Survey(msgspec.Struct, frozen=True):
+    """Dial these members, each at its address, and say whom you cannot reach. Numbered."""
+
+    number: int
+    targets: dict[str, tuple[str, int]]
+
+
 class Report(msgspec.Struct, frozen=True):
     """All that matters of a member; numbered, so that an older one that comes late is known as such.
 
@@ -127,7 +134,8 @@ class Report(msgspec.Struct, frozen=True):
     by whose switch it left the run, 0 while it has not. `burden` is a member without which the run would be faster, as
     seen in generation `burden_in`, and `why_burden` the figures. `placement` is the newest version of the placement it
     has been told of, `serving` what only servers say. `joinable` says, where workers do leases, that this one is in
-    its loop over them, or has done no operation since: others may join now."""
+    its loop over them, or has done no operation since: others may join now. `surveyed` is the newest survey that it
+    has made, `unreachable` whom it could not reach then."""
 
     member: str
     number: int
@@ -151,6 +159,8 @@ class Report(msgspec.Struct, frozen=True):
     placement: int = 0
     serving: Serving | None = None
     joinable: bool = False
+    surveyed: int = 0
+    unreachable: tuple[str, ...] = ()
     introduction: Introduction | None = None
 
 
@@ -165,7 +175,7 @@ class Verdict(Enum):
 
 class Directive(msgspec.Struct, frozen=True):
     """All that matters for one member. Ordered by (term, number). The plan, and the placement of the parameters on
-    servers, is left out where the member has it."""
+    servers, is left out where the member has it, and a survey where it has made it."""
 
     term: int
     number: int
@@ -177,6 +187,7 @@ class Directive(msgspec.Struct, frozen=True):
     leave: bool = False
     stop: bool = False
     placement: Placement | None = None
+    survey: Survey | None = None
 
 
 class Vitals(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-from paceline.control.messages import Introduction, Phase, Report, Serving
+from paceline.control.messages import Introduction, Phase, Report, Serving, Survey
 from paceline.wire.decoding import decode
 
 
@@ -36,11 +36,17 @@ class Record:
         self.fate: Fate | None = None
         self.reason = ""
         self.draining = False
+        self.survey: Survey | None = None  # whom it was asked to reach
         self.told: object = None
 
     @property
     def member(self) -> str:
         return self.introduction.card.member
+
+    @property
+    def host(self) -> str:
+        """Equal for members that share a machine."""
+        return self.introduction.card.host
 
     @property
     def is_server(self) -> bool:

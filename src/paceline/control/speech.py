@@ -27,7 +27,9 @@ class Speech:
         verdict = _verdict(record, standing)
         plan = plan_of(record.member, standing) if verdict is Verdict.KNOWN else None
         generation = plan.generation if plan else 0
-        content = (verdict, generation, standing.fence, record.draining, standing.halting, placement.version)
+        survey = record.survey if record.survey and record.survey.number > record.report.surveyed else None
+        number = survey.number if survey else 0
+        content = (verdict, generation, standing.fence, record.draining, standing.halting, placement.version, number)
         if content == record.told and not asked:
             return []
         record.told = content
@@ -43,6 +45,7 @@ class Speech:
             leave=record.draining,
             stop=bool(standing.halting),
             placement=placement if placement.version > record.report.placement else None,
+            survey=survey,
         )
         return [Tell(directive)]
 

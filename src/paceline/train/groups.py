@@ -18,7 +18,7 @@ from paceline.collective.group import hosts_of
 from paceline.collective.spare import SpareMemory
 from paceline.control.member_events import Broke, Event, Formed, Unformed
 from paceline.control.messages import Plan, Start
-from paceline.errors import PacelineError, PeerLost
+from paceline.errors import DeadlineExceeded, PacelineError, PeerLost
 from paceline.wire.endpoint import Endpoint
 
 logger = logging.getLogger("paceline.train")
@@ -165,7 +165,9 @@ class Groups:
 
 def blamed(error: Exception) -> tuple[tuple[str, ...], bool]:
     """Who is suspected to be the cause of an error, and whether its death is certain."""
-    return ((error.member,), error.died) if isinstance(error, PeerLost) else ((), False)
+    if isinstance(error, PeerLost):
+        return (error.member,), error.died
+    return (error.members if isinstance(error, DeadlineExceeded) else ()), False
 
 
 def _quietly(end: Callable[..., None], *arguments: str) -> None:

@@ -37,7 +37,9 @@ from paceline.control.member_events import (
     Give,
     Kind,
     Looked,
+    Reach,
     Staged,
+    Surveyed,
     Swap,
     Take,
     Work,
@@ -52,6 +54,7 @@ from paceline.train.groups import Groups, blamed
 from paceline.train.halting import OWN_PATIENCE_S
 from paceline.train.staging import Staging
 from paceline.train.watchdog import Standing
+from paceline.wire.reachable import unreachable
 
 logger = logging.getLogger("paceline.train")
 
@@ -168,8 +171,14 @@ class Membership:
             self._groups.drop(action.below)
         elif isinstance(action, Adopt):
             self.on_placement(action.placement)
+        elif isinstance(action, Reach):
+            threading.Thread(target=self._reach, args=(action,), name="paceline-survey", daemon=True).start()
         elif not isinstance(action, Apply):  # what was applied is read from the machine by who posted the event
             self._queue.put(action)
+
+    def _reach(self, action: Reach) -> None:
+        survey = action.survey
+        self._client.post(Surveyed(survey.number, unreachable(survey.targets)))
 
     # -- what an attempt looks at ------------------------------------------------------------------------------------
 

@@ -53,6 +53,21 @@ class Connection:
     def fileno(self) -> int:
         return self._sock.fileno()
 
+    def notice_dead_path(self, after_s: float) -> None:
+        """Break with `ConnectionLost` when the other host has not answered for so long; the kernels ask each other, so
+        a process that is stopped or busy answers too. Only for connections that carry little: one that is full because
+        its reader is slow would break as well."""
+        if self.is_local:
+            return
+        for option, value in (
+            (socket.TCP_KEEPIDLE, 1),
+            (socket.TCP_KEEPINTVL, 1),
+            (socket.TCP_KEEPCNT, max(1, round(after_s))),
+            (socket.TCP_USER_TIMEOUT, round(after_s * 1000)),
+        ):
+            self._sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
     @property
     def socket(self) -> socket.socket:
         return self._sock

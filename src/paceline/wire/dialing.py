@@ -10,7 +10,7 @@ import ssl
 import struct
 from typing import Any
 
-from paceline.errors import AddressError, ConnectionLost, HandshakeRefused, PacelineError
+from paceline.errors import AddressError, ConnectionLost, DeadlineExceeded, HandshakeRefused, PacelineError
 from paceline.wire import handshake
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
@@ -28,11 +28,12 @@ def dial(
     tls: bool,
     pin: bytes | None,
     waiter: Waiter = PLAIN,
+    answer_s: float | None = None,
 ) -> Connection:
     """A connection that passed the handshake. `address` is (host, port), or the local name of an endpoint on this
     host, which needs no TLS. `pin` is the fingerprint that the other side must have; None accepts any that knows the
-    secret."""
-    connection = connect(address, deadline, waiter)
+    secret. A host that does not answer at all for `answer_s` cannot be reached; without it, the deadline says."""
+    connection = _reach(address, deadline, waiter, answer_s)
     try:
         if tls and not connection.is_local:
             connection = wrap_tls(connection, mine.identity.client_context, deadline, server=False)
@@ -42,6 +43,19 @@ def dial(
         raise
     connection.peer = f"{hello.role} {hello.member}"
     return connection
+
+
+def _reach(address: tuple[str, int] | str, deadline: Deadline, waiter: Waiter, answer_s: float | None) -> Connection:
+    if answer_s is None or isinstance(address, str) or deadline.remaining_s() <= answer_s:
+        return connect(address, deadline, waiter)
+    limit = Deadline(answer_s, deadline.operation)
+    try:
+        return connect(address, limit, waiter)
+    except DeadlineExceeded as error:
+        raise AddressError(
+            f"cannot reach {address[0]}:{address[1]}: no answer for {answer_s:.0f} s; is its host up, and is a "
+            "firewall in between?"
+        ) from error
 
 
 def listen_tcp(host: str, port: int, family: socket.AddressFamily, address: Any) -> socket.socket:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -70,6 +70,15 @@ class _IgnoresWhoIsAhead(Coordinator):
             self._keep(current=msgspec.structs.replace(current, gifts={}, base=current.base - 1))
 
 
+class _KeepsTheParted(Coordinator):
+    """Goes on with all, and with those who did not go for any other reason, as if they could reach each other."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._surveys.parted = lambda *_: []  # type: ignore[method-assign]
+        self._conflicts.worst_of = lambda *_: None  # type: ignore[method-assign]
+
+
 SOUND = Mutation("sound")
 MUTATIONS = [
     Mutation("counts the holders of a next plan, not what their slots name", member=_CountsHolders),
@@ -80,5 +89,6 @@ MUTATIONS = [
     Mutation("switches where loop bodies have yet to run", member=_SwitchesAnywhere),
     Mutation("makes a plan before all have promised", coordinator=_WaitsForNoPromise),
     Mutation("starts from the one behind, not the one ahead", coordinator=_IgnoresWhoIsAhead),
+    Mutation("goes on with hosts that cannot reach each other", coordinator=_KeepsTheParted),
     Mutation("forgets what it told when it comes back", remembers=False),
 ]

@@ -22,9 +22,11 @@ from paceline.control.member_events import (
     Kind,
     Leave,
     Looked,
+    Reach,
     Ready,
     Say,
     Staged,
+    Surveyed,
     Swap,
     Take,
     Work,
@@ -160,6 +162,13 @@ class Worker:
 
     def _do_drop(self, action: Drop) -> None:
         self.world.drop_groups(self, action.below)
+
+    def _do_reach(self, action: Reach) -> None:
+        self.world.after(self.world.random.uniform(0.0, 0.3), self._surveyed, action)
+
+    def _surveyed(self, action: Reach) -> None:
+        missing = tuple(name for name in action.survey.targets if not self.world.can_dial(self, name))
+        self.post(Surveyed(action.survey.number, missing))
 
     def _do_found(self, action: Found) -> None:
         plan = self.machine.plan

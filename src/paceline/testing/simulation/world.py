@@ -30,6 +30,7 @@ from paceline.testing.simulation.worker import Worker
 
 TICK_S = 0.1
 AGENT_S = 0.3
+MOST_PLANS = 300  # no schedule needs as many
 QUIET_S = 90.0  # after the faults end, the run must end within this time
 
 
@@ -88,6 +89,7 @@ class World:
         self._pids = itertools.count(100)
         self._groups: dict[int, SimulatedGroup] = {}
         self._cuts: set[frozenset[str]] = set()
+        self._parted: dict[tuple[str, str], bool] = {}  # hosts of which one cannot reach the other; whether it stays so
         self._journal: dict[str, bytes] = {}
         self._over = False
         self.kill_when_complete = False
@@ -111,7 +113,7 @@ class World:
         self.coordinator: Coordinator | None = None
         self._zombie: Coordinator | None = None
         self._start_coordinator()
-        self.agents = {host: Agent(self, host) for host in "ab"[: self.random.randint(1, 2)]}
+        self.agents = {host: Agent(self, host) for host in "abcd"[: self.random.choice([1, 2, 2, 3, 4])]}
         for _ in range(count):
             self._agent().start()
         if calm:
@@ -150,7 +152,19 @@ class World:
     # -- the network -------------------------------------------------------------------------------------------------
 
     def is_cut(self, one: str, other: str) -> bool:
-        return bool(self._cuts) and frozenset((one, other)) in self._cuts
+        """Whether nothing gets through between two of: members, agents, the coordinator."""
+        if self._cuts and frozenset((one, other)) in self._cuts:
+            return True
+        if not self._parted or one not in self.workers or other not in self.workers:
+            return False
+        hosts = (self.workers[one].host, self.workers[other].host)
+        return hosts in self._parted or hosts[::-1] in self._parted
+
+    def can_dial(self, worker: Worker, name: str) -> bool:
+        """Of hosts that are parted in one direction, only those of one complain."""
+        other = self.workers[name]
+        is_cut = frozenset((worker.name, name)) in self._cuts or (worker.host, other.host) in self._parted
+        return other.alive and not is_cut
 
     def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
         """Deliver late, twice or never; later messages may overtake."""
@@ -167,7 +181,7 @@ class World:
 
     def _start_coordinator(self) -> None:
         if self.coordinator is None:
-            self.coordinator = self.mutation.coordinator(self._settings, self.now, dict(self._journal))
+            self.coordinator = self.mutation.coordinator(self._settings, self.now, dict(self._journal), "a")
 
     def tell_coordinator(self, event: Event) -> None:
         if self._zombie is not None and self.random.random() < 0.5:
@@ -245,6 +259,8 @@ class World:
             self.after(0.3, agent.start)
 
     def group_of(self, plan: Plan) -> SimulatedGroup:
+        if plan.generation > MOST_PLANS:
+            raise Violation(f"plan after plan is made in vain: {self._describe()}")
         if plan.generation not in self._groups:
             self._groups[plan.generation] = SimulatedGroup(self, plan)
         return self._groups[plan.generation]
@@ -287,6 +303,7 @@ class World:
             (self._call_a_burden, 2),
             (self._cut_from_coordinator, 2),
             (self._cut_pair, 2),
+            (self._part_hosts, 3),
             (self._blink, 2),
             (self._crash_coordinator, 4),
             (self._halt, 1),
@@ -378,6 +395,23 @@ class World:
             one, other = self.random.sample(self._living(), 2)
             self._cut((one.name, other.name))
 
+    def _part_hosts(self) -> None:
+        """Some hosts cannot reach each other, while all reach the coordinator; for a while, or for good."""
+        pairs = list(itertools.combinations(self.agents, 2))
+        for one, other in self.random.sample(pairs, min(len(pairs), self.random.randint(1, 2))):
+            ways = self.random.choice([((one, other),), ((other, one),), ((one, other), (other, one))])
+            self.part(*ways, lasting=self.random.random() < 0.3)
+
+    def part(self, *ways: tuple[str, str], lasting: bool) -> None:
+        """`ways` are pairs of hosts; what the first sends does not come to the second."""
+        self._parted |= dict.fromkeys(ways, lasting)
+        if not lasting:
+            self.after(self.random.uniform(0.2, 5.0), self.unite, ways)
+
+    def unite(self, ways: tuple[tuple[str, str], ...]) -> None:
+        for way in ways:
+            self._parted.pop(way, None)
+
     def _blink(self) -> None:
         """A connection to the coordinator breaks and is made again."""
         self.tell_coordinator(Disconnected(self.random.choice(self._living()).name))
@@ -398,11 +432,12 @@ class World:
             self.tell_coordinator(Halt("asked to stop"))
 
     def _heal(self) -> None:
-        """The end of all faults; from here on the run must come to its end."""
+        """The end of all faults but hosts that stay parted; from here on the run must come to its end."""
         self.kill_when_complete = self._kill_when_joining = False
         self._loss = 0.0
         self._zombie = None
         self._cuts.clear()
+        self._parted = {way: True for way, lasting in self._parted.items() if lasting}
         for worker in self._living():
             if worker.stopped:
                 worker.resume()

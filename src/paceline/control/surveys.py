@@ -1,0 +1,137 @@
+"""Members that live but cannot reach each other: the coordinator asks whom each can reach, and lets some go.
+
+When members complain of others that live, all who hold the training state are asked to dial each other (`Survey`, in
+their directives). Their answers say which hosts are parted, and `partition` which of them go on together. It is decided
+when all have answered, or at the silence deadline with the answers that are there.
+
+A host from which somebody was let go for this reason is remembered, by the records of the members that it had: who
+comes from there later gets a seat only after it has reached every member of the plan in force. Else it would come in,
+break the group and be let go again, as long as the hosts stay parted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paceline.control.messages import Survey
+from paceline.control.partition import HostWeight, hosts_to_keep
+from paceline.control.roster import Fate, Record
+
+UNREACHABLE = "not all members that live can reach it"
+AGAIN_S = 2.0  # before a newcomer that could not reach all is asked again
+_TERM_SHIFT = 32
+
+
+class Surveys:
+    """`host` is the coordinator's own, "" if it is not known."""
+
+    def __init__(self, silence_s: float, host: str) -> None:
+        self._silence_s = silence_s
+        self._host = host
+        self._count = 0
+        self._fence = 0  # the recovery that members were asked for
+        self._number = 0
+        self._asked_at: dict[str, float] = {}
+
+    # -- recovery ----------------------------------------------------------------------------------------------------
+
+    def parted(
+        self, holders: Sequence[Record], generation: int, fence: int, term: int, now: float
+    ) -> list[Record] | None:
+        """Who of these has to go because others cannot reach it; None while answers are waited for. They broke in this
+        generation or a later one, have promised to apply nothing below the fence, and all live."""
+        if self._fence != fence:
+            if not _has_complaint(holders, generation):
+                return []
+            self._fence, self._number = fence, self._next_number(term)
+            for record in holders:
+                self._ask(record, holders, self._number, now)
+        if any(self._is_awaited(record, now) for record in holders):
+            return None
+        keep = hosts_to_keep(_weights(holders, self._host), _cut_between(holders, self._number))
+        return [record for record in holders if record.host not in keep]
+
+    def _is_awaited(self, record: Record, now: float) -> bool:
+        if record.survey is None or record.report.surveyed >= self._number:
+            return False
+        return now - self._asked_at[record.member] <= self._silence_s
+
+    # -- newcomers ---------------------------------------------------------------------------------------------------
+
+    def admitted(
+        self, newcomers: Sequence[Record], members: Sequence[Record], records: Iterable[Record], term: int, now: float
+    ) -> list[Record]:
+        """Who of the newcomers may have a seat beside these members; the others are asked whom they can reach."""
+        barred = {record.host for record in records if _was_unreachable(record)} if newcomers else set()
+        return [
+            record for record in newcomers if record.host not in barred or self._reaches_all(record, members, term, now)
+        ]
+
+    def _reaches_all(self, record: Record, members: Sequence[Record], term: int, now: float) -> bool:
+        targets = _targets_for(record, members)
+        if not targets:
+            return True
+        if record.survey is None or record.survey.targets != targets:
+            self._ask(record, members, self._next_number(term), now)
+            return False
+        if record.report.surveyed < record.survey.number:
+            return False
+        if not record.report.unreachable:
+            return True
+        if now - self._asked_at.get(record.member, now) > AGAIN_S:
+            self._ask(record, members, self._next_number(term), now)
+        return False
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def _ask(self, record: Record, members: Sequence[Record], number: int, now: float) -> None:
+        record.survey = Survey(number, _targets_for(record, members))
+        self._asked_at[record.member] = now
+
+    def _next_number(self, term: int) -> int:
+        """Higher than that of any survey before, also of an earlier coordinator's."""
+        self._count += 1
+        return (term << _TERM_SHIFT) + self._count
+
+
+def _has_complaint(holders: Sequence[Record], generation: int) -> bool:
+    """Whether one of them found another, on another host, to be lost. Of a host's own processes the kernel tells."""
+    host_of = {record.member: record.host for record in holders}
+    return any(
+        suspect in host_of and host_of[suspect] != record.host
+        for record in holders
+        if record.report.broken >= generation
+        for suspect in record.report.suspects
+    )
+
+
+def _targets_for(record: Record, members: Sequence[Record]) -> dict[str, tuple[str, int]]:
+    others = (other for other in members if other.host != record.host)
+    return {other.member: other.introduction.card.address for other in others}
+
+
+def _weights(holders: Sequence[Record], coordinator: str) -> list[HostWeight]:
+    hosts: dict[str, list[Record]] = {}
+    for record in holders:
+        hosts.setdefault(record.host, []).append(record)
+    return [
+        HostWeight(host, len(there), max(record.report.applied for record in there), host == coordinator)
+        for host, there in hosts.items()
+    ]
+
+
+def _cut_between(holders: Sequence[Record], number: int) -> set[tuple[str, str]]:
+    """The pairs of hosts of which none of the first's members reached any of the second's. Where some were reached, the
+    path is good, and who was not may have died meanwhile: that must not cost the others on its host."""
+    tried: set[tuple[str, str]] = set()
+    reached: set[tuple[str, str]] = set()
+    for record in holders:
+        if record.report.surveyed >= number:
+            for other in holders:
+                if other.host != record.host:
+                    (tried if other.member in record.report.unreachable else reached).add((record.host, other.host))
+    return tried - reached
+
+
+def _was_unreachable(record: Record) -> bool:
+    return record.fate is Fate.EVICTED and record.reason.startswith(UNREACHABLE)
