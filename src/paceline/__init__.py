@@ -49,6 +49,7 @@ if _typing.TYPE_CHECKING:
         ValidationInfo,
         WarmUp,
         fit,
+        load_model,
         warm_up,
     )
 
@@ -97,6 +98,7 @@ __all__ = [
     "WireError",
     "fit",
     "launch",
+    "load_model",
     "nn",
     "warm_up",
 ]

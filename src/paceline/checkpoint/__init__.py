@@ -4,6 +4,7 @@ tree        state as JSON and tensors
 tensorfile  named tensors in the safetensors format, with a checksum
 manifest    what a checkpoint says of itself
 files       write and read checkpoints
+weights     those of a checkpoint, into a model
 room        memory for many tensors at once
 snapshot    copies of live tensors in memory that is used again
 stores      where a keeper's checkpoints go: a folder here, or the run's host
@@ -14,6 +15,7 @@ from paceline.checkpoint.errors import CheckpointError, CorruptCheckpoint, DiskF
 from paceline.checkpoint.files import Contents, newest_good, read, write
 from paceline.checkpoint.keeper import Keeper
 from paceline.checkpoint.pending import Pending, Stage
+from paceline.checkpoint.weights import load_model
 from paceline.custody.names import find
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Pending",
     "Stage",
     "find",
+    "load_model",
     "newest_good",
     "read",
     "write",

@@ -1,5 +1,6 @@
 """What a training script calls: `Session`, and `fit` for those who want no loop."""
 
+from paceline.checkpoint.weights import load_model
 from paceline.data.loader import LoaderOptions
 from paceline.train.callbacks import Callback, EpochInfo, JsonLines, PrintProgress, RunInfo, StepInfo, ValidationInfo
 from paceline.train.errors import Evicted, NonFiniteGradient, Orphaned, Refused, RunFailed, TrainingError
@@ -40,5 +41,6 @@ __all__ = [
     "ValidationInfo",
     "WarmUp",
     "fit",
+    "load_model",
     "warm_up",
 ]

@@ -13,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from paceline.checkpoint.tree import Ties
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -54,12 +56,14 @@ class TrainingState:
 
     def of_update(self) -> dict[str, Any]:
         """Live tensors but for buffers, which a forward pass may change while the others are being sent."""
-        live = self._model.state_dict()
-        buffers = {name for name, _ in self._model.named_buffers(remove_duplicate=False)}
-        model = {
-            name: value.detach().clone() if name in buffers and isinstance(value, torch.Tensor) else value
-            for name, value in live.items()
-        }
+        model = self._model.state_dict()
+        ties, copies = Ties(), dict[str, torch.Tensor]()
+        for name, _ in self._model.named_buffers(remove_duplicate=False):
+            if isinstance(buffer := model.get(name), torch.Tensor):
+                # A module that is in the model twice has one buffer under two names, here too.
+                first = ties.first_name(buffer, name)
+                copies[name] = copies[first] if first != name else buffer.detach().clone()
+        model.update(copies)
         states = [optimizer.state_dict()["state"] for optimizer in self._optimizers]
         return {"model": model, "optimizers": states, **self._elsewhere.gift()}
 
