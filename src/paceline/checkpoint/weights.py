@@ -7,7 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from paceline.checkpoint.errors import CheckpointError
-from paceline.checkpoint.files import MODEL, read
+from paceline.checkpoint.files import read
+from paceline.custody.names import MODEL
 
 
 def load_model(model: nn.Module, checkpoint: str | Path) -> None:
