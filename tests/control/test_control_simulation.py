@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from paceline.control.messages import Phase
+from paceline.control.surveys import UNREACHABLE
 from paceline.testing.simulation import Violation, World
 from paceline.testing.simulation.mutations import MUTATIONS, Mutation
+from paceline.testing.simulation.world import Agent
 
 SCHEDULES = 800  # `make simulate` runs a hundred thousand, `make soak` the next ones
 BLOCKS = 4
@@ -84,3 +86,34 @@ def test_all_may_leave_if_somebody_is_ready_to_take_over(seed: int) -> None:
     newcomer = next(worker for name, worker in world.workers.items() if name not in founders)
     assert newcomer.machine.phase is Phase.ENDED
     assert all(0 < worker.machine.applied < newcomer.machine.applied for worker in founders.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hosts_that_stay_parted_cost_some_workers_and_not_the_run(seed: int) -> None:
+    """With hosts a, b and c, of which b and c cannot reach each other for good, a goes on with one of the two; who
+    comes from the other one gets no seat."""
+    world = World(seed, calm=True)
+    for host in "abc":
+        agent = world.agents.get(host) or world.agents.setdefault(host, Agent(world, host))
+        world.after(0.0, agent.start)
+    world.after(3.0, lambda: world.part(("b", "c"), lasting=True))
+    decided: list[int] = []  # the newest plan when somebody was let go first
+    seated: dict[int, set[str]] = {}
+
+    def look() -> None:
+        machine = world.coordinator
+        assert machine is not None
+        if not decided and any(record.reason.startswith(UNREACHABLE) for record in machine.records.values()):
+            decided.append(machine.standing.newest)
+        plans = [plan for plan in (machine.standing.current, machine.standing.pending) if plan is not None]
+        seated.update({plan.generation: {seat.host for seat in plan.seats} for plan in plans})
+        world.after(0.01, look)
+
+    world.after(3.0, look)
+    for host in "bc":
+        world.after(4.0, world.agents[host].start)
+    world.run()
+    (first,) = decided
+    after = [hosts for generation, hosts in seated.items() if generation >= first]
+    assert after
+    assert all("a" in hosts and not {"b", "c"} <= hosts for hosts in after)

@@ -21,14 +21,20 @@ class Conflicts:
         """Who of these members to go without, after they broke in this generation or a later one: the one with most
         complaints, of equal ones the later. None while no two have failed together before."""
         living = {record.member: record for record in holders}
+        complaints = [
+            (record.member, suspect)
+            for record in holders
+            if record.report.broken >= generation
+            for suspect in record.report.suspects
+            if suspect in living
+        ]
+        # Two that complain of each other have failed once, not twice.
+        repeated = {pair for pair in set(map(frozenset, complaints)) if self.is_repeated(*pair)}
         accused: Counter[str] = Counter()
-        for record in holders:
-            if record.report.broken < generation:
-                continue
-            for suspect in record.report.suspects:
-                if suspect in living and self.is_repeated(record.member, suspect):
-                    accused[suspect] += 1
-                    accused[record.member] += 0
+        for member, suspect in complaints:
+            if frozenset((member, suspect)) in repeated:
+                accused[suspect] += 1
+                accused[member] += 0
         if not accused:
             return None
         order = list(living)

@@ -5,8 +5,8 @@ their directives). Their answers say which hosts are parted, and `partition` whi
 when all have answered, or at the silence deadline with the answers that are there.
 
 A host from which somebody was let go for this reason is remembered, by the records of the members that it had: who
-comes from there later gets a seat only after it has reached every member of the plan in force. Else it would come in,
-break the group and be let go again, as long as the hosts stay parted.
+comes from there later gets a seat only after it has reached every member of the plan in force, and each of them has
+reached it. Else it would come in, break the group and be let go again, as long as the hosts stay parted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.control.partition import HostWeight, hosts_to_keep
 from paceline.control.roster import Fate, Record
 
 UNREACHABLE = "not all members that live can reach it"
-AGAIN_S = 2.0  # before a newcomer that could not reach all is asked again
+AGAIN_S = 2.0  # before a newcomer that could not reach all may try again
 _TERM_SHIFT = 32
 
 
@@ -32,6 +32,9 @@ class Surveys:
         self._fence = 0  # the recovery that members were asked for
         self._number = 0
         self._asked_at: dict[str, float] = {}
+        self._about: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  # newcomers, and members
+        self._examination = 0  # the number of the survey about them
+        self._examined_at = 0.0
 
     # -- recovery ----------------------------------------------------------------------------------------------------
 
@@ -61,26 +64,34 @@ class Surveys:
     def admitted(
         self, newcomers: Sequence[Record], members: Sequence[Record], records: Iterable[Record], term: int, now: float
     ) -> list[Record]:
-        """Who of the newcomers may have a seat beside these members; the others are asked whom they can reach."""
+        """Who of the newcomers may have a seat beside these members; whether others could have one is asked for."""
         barred = {record.host for record in records if _was_unreachable(record)} if newcomers else set()
-        return [
-            record for record in newcomers if record.host not in barred or self._reaches_all(record, members, term, now)
-        ]
+        asked = [record for record in newcomers if record.host in barred]
+        if asked:
+            self._examine(asked, members, term, now)
+        return [record for record in newcomers if record not in asked or self._is_joined_to_all(record, members)]
 
-    def _reaches_all(self, record: Record, members: Sequence[Record], term: int, now: float) -> bool:
-        targets = _targets_for(record, members)
-        if not targets:
-            return True
-        if record.survey is None or record.survey.targets != targets:
-            self._ask(record, members, self._next_number(term), now)
-            return False
-        if record.report.surveyed < record.survey.number:
-            return False
-        if not record.report.unreachable:
-            return True
-        if now - self._asked_at.get(record.member, now) > AGAIN_S:
-            self._ask(record, members, self._next_number(term), now)
-        return False
+    def _examine(self, asked: Sequence[Record], members: Sequence[Record], term: int, now: float) -> None:
+        """Let these newcomers and the members dial each other; again when it is about others, or after a while."""
+        about = frozenset(record.member for record in asked), frozenset(record.member for record in members)
+        if about == self._about and now - self._examined_at <= AGAIN_S:
+            return
+        self._about, self._examined_at, self._examination = about, now, self._next_number(term)
+        for record in asked:
+            self._ask(record, members, self._examination, now)
+        for record in members:
+            self._ask(record, asked, self._examination, now)
+
+    def _is_joined_to_all(self, newcomer: Record, members: Sequence[Record]) -> bool:
+        return all(
+            self._has_reached(newcomer, member) and self._has_reached(member, newcomer)
+            for member in members
+            if member.host != newcomer.host
+        )
+
+    def _has_reached(self, one: Record, other: Record) -> bool:
+        report = one.report
+        return report.surveyed == self._examination and other.member not in report.unreachable
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -128,7 +139,7 @@ def _cut_between(holders: Sequence[Record], number: int) -> set[tuple[str, str]]
     for record in holders:
         if record.report.surveyed >= number:
             for other in holders:
-                if other.host != record.host:
+                if other.host != record.host and record.survey and other.member in record.survey.targets:
                     (tried if other.member in record.report.unreachable else reached).add((record.host, other.host))
     return tried - reached
 

@@ -270,6 +270,9 @@ class Endpoint:
         try:
             deadline = Deadline(HANDSHAKE_S, f"handshake with {connection.peer}")
             if self.tls and not connection.is_local:
+                if _only_looked(connection, deadline):
+                    connection.close()
+                    return
                 connection = wrap_tls(connection, self.credentials.identity.server_context, deadline, server=True)
             visitor = handshake.receive_visitor(connection, self.credentials, deadline=deadline)
         except WireError as error:
@@ -325,6 +328,16 @@ class Endpoint:
 
 def _room_of(purpose: str) -> str:
     return purpose.partition("/")[0]
+
+
+def _only_looked(connection: Connection, deadline: Deadline) -> bool:
+    """Whether a visitor that has to speak first left without a word: it found out that it can reach us. Nobody need
+    hear of that."""
+    PLAIN.wait_any([(connection.fileno(), READ)], deadline, f"{connection.peer} to speak")
+    try:
+        return connection.socket.recv(1, socket.MSG_PEEK) == b""
+    except OSError:
+        return True  # it reset the connection
 
 
 def _name_of(listener: socket.socket, address: object) -> str:
