@@ -409,3 +409,31 @@ def test_the_old_primary_backs_up_the_new_one_with_what_it_has() -> None:
     assert not group.is_free("b", outcome)
     group.deliver("b")
     assert group.log("a") == group.log("b") == [("lease", 0, 0), ("lease", 0, 1)]
+
+
+# -- what is lost ------------------------------------------------------------------------------------------------------
+
+
+def test_leases_that_a_restored_range_never_got_are_named_once_when_they_count() -> None:
+    group = Group("a", replicas("a"))
+    group.load("a", restored=True, epoch=1, prefix=2)
+    group.ask("a", push=Apply(1, 4))
+    answer = group.ask("a", pull=Need(epoch=1, prefix=5, settled=5)).answer
+    assert (answer.pulled, answer.forgone[0].prefix, answer.forgone[0].beyond) == ({}, 2, (4,))
+    assert group.ask("a", pull=Need(epoch=1, prefix=5, settled=5)).answer.forgone == {}
+
+
+def test_a_step_whose_pushes_are_gone_is_named_once_when_it_counts() -> None:
+    group = Group("a", replicas("a"))
+    group.load("a", restored=True, step=3)
+    group.ask("a", push=Stage(1, 4, 0))
+    commit = Commit(1, 4, 2, 1.0)
+    assert group.ask("a", commit=commit).answer.forgone[0].step == 3
+    assert group.ask("a", commit=commit).answer.forgone == {}
+
+
+def test_of_ranges_that_were_not_lost_nothing_is_given_up() -> None:
+    group = Group("a", replicas("a"))
+    group.load("a", epoch=1, prefix=2)
+    answer = group.ask("a", pull=Need(epoch=1, prefix=5, settled=5)).answer
+    assert (answer.pulled, answer.forgone) == ({0: Refusal.EARLY}, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any, NamedTuple
 
@@ -54,4 +53,11 @@ def train(case: Case) -> dict[str, Any]:
                 for one in counting.faults_of_model(model.state_dict(), epoch.number + 1)
             ]
     faults += [f"at the end: {one}" for one in counting.faults_of_model(model.state_dict(), case.epochs)]
-    return {"faults": faults, "own": num_own, "steps": session.steps, "pid": os.getpid()}
+    counts = counting.counts_of(model.counts)
+    return {
+        "faults": faults,
+        "own": num_own,
+        "steps": session.steps,
+        "lowest": counts.amin(0).tolist(),
+        "highest": counts.amax(0).tolist(),
+    }

@@ -4,6 +4,7 @@ epoch's end, and what each checkpoint has, is exact; so is what comes of going o
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from test_train_leases import wait_for_leases
 from test_train_servers import settings_for
 
 from paceline.checkpoint import find, read
+from paceline.control.losses import numbers_in
+from paceline.data.order import EpochOrder
 from paceline.testing.counting import Counting
 from paceline.testing.rehearsal import Rehearsal
+from paceline.watch.losses import find_lost
 
 torch.set_num_threads(1)
 
@@ -114,3 +118,30 @@ def test_going_on_in_another_mode_in_the_middle_of_an_epoch(tmp_path: Path, firs
     shutil.copytree(path, folder / path.name)
     num_servers = 0 if second.strategy == "allreduce" else 1
     check_results(run_once(second, 2, num_servers, tmp_path / "second"), second)
+
+
+@pytest.mark.parametrize("consistency", ["async", "bounded:2"])
+def test_what_is_lost_with_the_last_copy_is_named_exactly(tmp_path: Path, consistency: str) -> None:
+    """The model tells which updates are missing in any range: these, and no others, are in the log."""
+    case = Case(COUNTING, consistency, epochs=3, pause_s=0.01, every_steps=4)
+    with Rehearsal(train, case, workers=3, folder=tmp_path, settings=settings_for(3, 2)) as run:
+        run.wait_for(lambda: checkpoints_of(tmp_path))
+        wait_for_leases(run, 4)
+        run.servers[0].send(signal.SIGKILL)
+        run.add_server()
+        results = run.finish()
+        assert run.events("lost ranges")
+        told = {number for text in run.events("lost updates") for number in numbers_in(text)}
+        with run.reader() as reader:
+            lost = find_lost(reader)
+    highest, lowest = (torch.tensor(results[0][name]) for name in ("highest", "lowest"))
+    assert highest.tolist() == [case.epochs] * COUNTING.length, "nothing counts twice, and not all ranges were lost"
+    missing = case.epochs - lowest
+    expected = torch.zeros(COUNTING.length, dtype=torch.int64)
+    for number in told:
+        epoch, lease = divmod(number - 1, COUNTING.num_leases)
+        order = EpochOrder(COUNTING.seed, epoch, COUNTING.length)
+        expected[torch.from_numpy(order.slice(lease * COUNTING.batch, (lease + 1) * COUNTING.batch))] += 1
+    assert missing.tolist() == expected.tolist()
+    assert (lost.updates, lost.samples) == (len(told), len(told) * COUNTING.batch) if lost else not told
+    assert all(result["lowest"] == results[0]["lowest"] for result in results)

@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.checkpoint import find
 from paceline.control.coordinator_events import Settings
+from paceline.control.losses import numbers_in
 from paceline.nn import Embedding
 from paceline.testing.rehearsal import Rehearsal
 from paceline.train.session import Session
@@ -157,7 +158,8 @@ def test_without_replicas_what_a_server_had_goes_back_to_the_checkpoint_and_the_
         assert all(torch.tensor(results[0]["losses"]).isfinite())
         (lost,) = run.events("lost ranges")
         assert "no server that lives has them" in lost
-        told = [text for text in run.events("warning") if "a server was lost" in text]
+        told = [text for text in run.events("lost updates") if "a server was lost" in text]
+        assert all(numbers_in(text) for text in told), "the steps since the checkpoint"
         assert "parts of the tables' rows" in " ".join(told)
         assert all("go back to the last checkpoint" in text for text in told)
         assert ("what optimizers kept" in " ".join(told)) is (strategy == "server")

@@ -136,6 +136,7 @@ def _run(
     script: list[str],
 ) -> int:
     from paceline.engine import folders, running
+    from paceline.engine.base import LOST
     from paceline.engine.local import Job
     from paceline.engine.stores import Stores, check_backend
 
@@ -156,5 +157,6 @@ def _run(
             life = stack.enter_context(running.Lifetime(place, display))
             outcome = life.host(hosting, running.local_engine(job, place.logs, stores.attach))
             explanation = life.explanation(outcome)
-        running.report(outcome, explanation, place, resume_words)
-        return outcome.code
+        lost = running.find_lost(place)
+        running.report(outcome, explanation, place, resume_words, lost)
+        return LOST if lost and not outcome.code else outcome.code

@@ -20,6 +20,8 @@ from paceline.errors import PacelineError
 START_AGAIN = 75
 # One that ends with this code has left what it holds on this host, because the coordinator is gone for good.
 HALTED = 76
+# `paceline run` ends with this code where the run came to its end, but without updates that were lost for good.
+LOST = 77
 
 
 class EngineError(PacelineError):

@@ -21,6 +21,8 @@ import msgspec
 from paceline.control.client import way_to_custody
 from paceline.control.config import Config
 from paceline.control.coordinator_events import Settings
+from paceline.control.journal import JournalError
+from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket
 from paceline.custody import names
 from paceline.custody.depot import Depot
@@ -42,6 +44,8 @@ from paceline.wire.identity import Identity
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+logger = logging.getLogger("paceline.engine")
 
 AGENT_LOG = "agent.log"
 NO_LIMIT = 1 << 30
@@ -190,16 +194,32 @@ def local_engine(job: Job, logs: Path, attach: Attach | None = None) -> MakeEngi
     return make
 
 
-def report(outcome: Outcome, explanation: list[str], place: Place, resume: Sequence[str] = ()) -> None:
+def find_lost(place: Place) -> str:
+    """What the run has lost for good, in words; empty if nothing."""
+    from paceline.watch.losses import find_lost as find
+
+    try:
+        with RunReader(place.folder) as reader:
+            return str(find(reader) or "")
+    except JournalError as error:
+        logger.warning("whether anything was lost cannot be said: %s", error)
+        return ""
+
+
+def report(outcome: Outcome, explanation: list[str], place: Place, resume: Sequence[str] = (), lost: str = "") -> None:
     """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here."""
-    if outcome.result is Result.ENDED:
+    if outcome.result is Result.ENDED and not lost:
         return
-    if outcome.result is Result.HALTED:
+    if outcome.result is Result.ENDED:
+        lines = [f"paceline: the run {place.name} has ended"]
+    elif outcome.result is Result.HALTED:
         lines = [f"paceline: the run {place.name} has halted: {outcome.reason}", *_how_to_go_on(place, resume)]
     elif outcome.result is Result.FAILED:
         lines = [f"paceline: the run {place.name} failed", *explanation]
     else:
         lines = [f"paceline: the run {place.name} was interrupted"]
+    if lost:
+        lines.append(f"lost: {lost}")
     with contextlib.suppress(OSError):
         print("\n".join([*lines, f"logs: {place.logs}"]), file=sys.stderr, flush=True)
 

@@ -23,10 +23,12 @@ class Errand:
         push: Push | None = None,
         pull: Need | None = None,
         exports: bool = False,
+        notes: bool = False,
     ) -> None:
         numbers = tuple(ranges)
-        self._content = Request(0, (), commit, push, pull, exports)
-        self.records: dict[int, Record] = {}  # of ranges that were exported
+        self._content = Request(0, (), commit, push, pull, exports, notes)
+        self.records: dict[int, Record] = {}  # of ranges that were exported, or noted
+        self.forgone: dict[int, Record] = {}  # those that have lost updates for good, and what they had
         self._to_push = set(numbers) if commit is not None or push is not None else set()
         self._to_pull = set(numbers) if pull is not None else set()
         self._under_way: dict[str, Request] = {}
@@ -58,7 +60,9 @@ class Errand:
             if pushes:
                 found[server] = msgspec.structs.replace(content, version=placement.version, ranges=pushes)
             elif pulls:
-                found[server] = Request(placement.version, pulls, pull=content.pull, exports=content.exports)
+                found[server] = Request(
+                    placement.version, pulls, pull=content.pull, exports=content.exports, notes=content.notes
+                )
         self._under_way.update(found)
         return found
 
@@ -66,6 +70,7 @@ class Errand:
         """An answer came; the ranges of which it gave what was wanted. What else it tells of a range, another will."""
         request = self._under_way.pop(server)
         given = []
+        self.forgone.update(answer.forgone)
         for counted in answer.counted.values():
             self.counted = counted
         for number in request.ranges:

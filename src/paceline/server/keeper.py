@@ -153,6 +153,7 @@ class Keeper:
         self._taken: dict[str, int] = {}  # the number of the last forward of each primary
         self._handing: dict[tuple[int, int], dict[str, int]] = {}  # ranges, since when, and what is waited for
         self._number = 0
+        self._forgone: dict[int, Record] = {}  # by the request that is being served
 
     # -- who holds what ----------------------------------------------------------------------------------------------
 
@@ -251,6 +252,7 @@ class Keeper:
     def serve(self, request: Request, parcel: Parcel) -> Outcome:
         pushed: dict[int, Refusal] = {}
         pulled: dict[int, Refusal] = {}
+        self._forgone = {}
         mine = []
         for number in request.ranges:
             refusal = self._refusal(number, request)
@@ -267,10 +269,12 @@ class Keeper:
         if request.pull is not None:
             left = [number for number in mine if self._is_seen(number, request, pulled)]
             answer = self._store.pull(left, parcel)
-            if request.exports:
+            if request.exports or request.notes:
                 records = {number: self._tenures[number].record() for number in left}
         tenures = {number: self._tenures[number] for number in mine}
-        said = Answer(self.placement.version, pushed, pulled, self._counted(tenures, request), records)
+        said = Answer(
+            self.placement.version, pushed, pulled, self._counted(tenures, request), records, forgone=self._forgone
+        )
         return Outcome(request, said, answer, self._waits_for(mine), tenures)
 
     def _counted(self, tenures: dict[int, Tenure], request: Request) -> dict[int, Commit]:
@@ -305,7 +309,10 @@ class Keeper:
                 continue
             if max(commit.generation, commit.by) < tenure.generation:
                 refused[number] = Refusal.STALE
-            elif len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks or tenure.is_lossy:
+            elif len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks:
+                due.append(number)
+            elif tenure.is_lossy:
+                self._forgone[number] = tenure.record()
                 due.append(number)
             else:
                 refused[number] = Refusal.EARLY
@@ -389,7 +396,8 @@ class Keeper:
     def _is_seen(self, number: int, request: Request, pulled: dict[int, Refusal]) -> bool:
         need, tenure = request.pull, self._tenures[number]
         assert need is not None
-        if need.settled and tenure.is_lossy and need.epoch >= tenure.leases.epoch:
+        if need.settled and tenure.is_lossy and not tenure.leases.reaches(need.epoch, need.settled):
+            self._forgone[number] = tenure.record()
             tenure.leases.update(LeaseSet(need.epoch, need.settled))
         if not tenure.loaded:
             pulled[number] = Refusal.EMPTY
@@ -490,6 +498,7 @@ class Keeper:
             {**answer.pulled, **moved},
             counted,
             answer.records,
+            forgone=answer.forgone,
             detail=answer.detail,
         )
 

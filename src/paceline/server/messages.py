@@ -86,8 +86,8 @@ class Need(msgspec.Struct, frozen=True, array_like=True):
 
 class Request(msgspec.Struct, frozen=True):
     """`version` is the placement that the worker goes by. `detail` describes the tensors that come along, and what is
-    to be pulled, for the store. `exports` asks for the whole state of the ranges. `seen` is how
-    many updates the server had made when this worker last pulled, -1 if that is not known."""
+    to be pulled, for the store. `exports` asks for the whole state of the ranges, `notes` for what was applied to what
+    is pulled. `seen` is how many updates the server had made when this worker last pulled, -1 if that is not known."""
 
     version: int
     ranges: tuple[int, ...]
@@ -95,6 +95,7 @@ class Request(msgspec.Struct, frozen=True):
     push: Push | None = None
     pull: Need | None = None
     exports: bool = False
+    notes: bool = False
     seen: int = -1
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
@@ -102,7 +103,9 @@ class Request(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """`version` is the placement that the server goes by. Ranges that are not named are done. Where the step that a
     generation is about to do has been made already, of an earlier one's attempt, `counted` says of which. `records` say
-    what has been applied to ranges that were exported, `updates` how many updates the server has made."""
+    what has been applied to ranges, where that was asked for, `updates` how many updates the server has made. `forgone`
+    are ranges that were restored after a loss, and to which updates count from now on that they never got: with what
+    they had. It is said once."""
 
     version: int
     pushed: dict[int, Refusal] = {}
@@ -110,6 +113,7 @@ class Answer(msgspec.Struct, frozen=True):
     counted: dict[int, Commit] = {}
     records: dict[int, Record] = {}
     updates: int = 0
+    forgone: dict[int, Record] = {}
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 

@@ -6,7 +6,8 @@
 
 With `dense` being None the dense parameters are on servers too, else that aggregation has them, and only the rows of
 tables are on servers (hybrid). `recall` brings back what the newest checkpoint has of tables, and of optimizers if it
-is told so, after a loss; `is_loader` says whether this worker loads what is empty.
+is told so, after a loss, and gives the number of its last update; `is_loader` says whether this worker loads what is
+empty.
 
 Invariants
 - A step is committed only after all workers have staged it, and everybody who lives and knows that it counts says so
@@ -26,12 +27,13 @@ import msgspec
 import torch
 
 from paceline.collective import Group
+from paceline.control import losses
 from paceline.control.lease_set import LeaseSet, lease_set
 from paceline.server.client import GroupClient
 from paceline.server.dense import Settings, Value, settings_of
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout, lay_out
-from paceline.server.messages import Apply, Commit, Fence, Load, Need, Request, Stage
+from paceline.server.messages import Apply, Commit, Fence, Load, Need, Record, Request, Stage
 from paceline.server.parcels import Detail, Packing, Parcel, Slice, Squares, UpdateSettings
 from paceline.strategy.aggregation import Aggregation, Standing
 from paceline.strategy.collector import Collector, Store
@@ -60,7 +62,7 @@ class Served:
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, torch.Tensor],
         tell: Tell,
-        recall: Callable[[bool], None],
+        recall: Callable[[bool], int],
         is_loader: Callable[[], bool],
         dense: Aggregation | None = None,
     ) -> None:
@@ -83,6 +85,8 @@ class Served:
         self._patience: dict[int, Deadline] = {}  # by the version in which something was lost
         self._standing = Standing()
         self._done = LeaseSet()  # leases that are known to be done everywhere
+        self._had: dict[int, LeaseSet] = {}  # what was applied to the values that are here, range by range
+        self.num_leases = 0  # of an epoch, where leases are done
         self._commit: Commit | None = None
         self._state = ServedState(self.layout, sparse, optimizers)
 
@@ -141,20 +145,52 @@ class Served:
         """Ranges without a state: at the beginning, or lost since. The main worker loads them. It may be waiting for
         the others, who do it then: all have the same."""
         placement = self.client.placement
+        lost = {number for number in empty if placement.ranges[number].origin > placement.began}
+        mine = {number for number in empty if self._is_loader() or (number in lost and self._has_waited(number))}
+        kept = self._recall(self._dense is None) if lost & mine else 0
         loads: dict[Load, set[int]] = {}
-        for number in empty:
-            origin = placement.ranges[number].origin
-            is_lost = origin > placement.began
-            patience = self._patience.setdefault(origin, Deadline(OTHERS_S, "the main worker to load what was lost"))
-            if self._is_loader() or (is_lost and patience.expired()):
-                done = self._done if is_lost else self._state.leases.get(number, LeaseSet())
-                record = (done.epoch, done.prefix, tuple(sorted(done.beyond)))
-                loads.setdefault(Load(origin, is_lost, self._standing.step, *record), set()).add(number)
+        for number in mine:
+            done = self._applied_to(number, is_lost=number in lost)
+            record = (done.epoch, done.prefix, tuple(sorted(done.beyond)))
+            load = Load(placement.ranges[number].origin, number in lost, self._standing.step, *record)
+            loads.setdefault(load, set()).add(number)
+        if lost & mine:
+            self._tell_loss(lost & mine, kept)
         for load, numbers in loads.items():
-            if load.restored:
-                self._recall(self._dense is None)
-                self._tell("lost updates", self._state.describe_loss(numbers, self._standing.step))
             self.client.run(Errand(numbers, push=load), self._state.pack_load, f"loading {len(numbers)} ranges")
+
+    def _has_waited(self, number: int) -> bool:
+        origin = self.client.placement.ranges[number].origin
+        patience = self._patience.setdefault(origin, Deadline(OTHERS_S, "the main worker to load what was lost"))
+        return patience.expired()
+
+    def _applied_to(self, number: int, *, is_lost: bool) -> LeaseSet:
+        """What has been applied to a range as this worker loads it: values of parameters are those that it has, rows
+        those of the checkpoint."""
+        if is_lost and number < len(self.layout.spans):
+            return self._had.get(number, self._done)
+        return self._state.leases.get(number, LeaseSet())
+
+    def _tell_loss(self, numbers: set[int], kept: int) -> None:
+        """Of steps it is known here which are lost; of leases the servers say so when all workers have told theirs."""
+        why = self._state.describe_loss(numbers, self._standing.step)
+        if not self._state.loses_by(numbers):
+            self._tell("lost ranges", why)
+        elif self.num_leases:
+            self._tell(losses.KIND, losses.named((), why))
+        else:
+            self._tell(losses.KIND, losses.named(range(kept + 1, self._standing.step + 1), why))
+
+    def _tell_forgone(self, forgone: Mapping[int, Record], step: int = 0, done: LeaseSet = LeaseSet()) -> None:
+        """Updates that count, and that ranges which were restored never got: a step, or leases that are done."""
+        per_epoch, numbers = self.num_leases, {step} if forgone and step else set()
+        for record in forgone.values() if per_epoch else ():
+            had = lease_set(record.epoch, record.prefix, record.beyond)
+            every = range(had.epoch * per_epoch + had.prefix, done.epoch * per_epoch + done.prefix)
+            numbers |= {number + 1 for number in every if not had.has(*divmod(number, per_epoch))}
+        if numbers:
+            why = f"they were done, but {len(forgone)} ranges, which were lost and restored, never got them"
+            self._tell(losses.KIND, losses.named(numbers, why))
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -230,13 +266,16 @@ class Served:
         self._rows.need = Need(step=commit.step)
 
         pack = self._rows.with_ahead(self._pack_values if self._dense is None else _nothing_to_pack)
-        self._run(f"step {commit.step}: the update", pack, commit=commit, pull=Need(step=commit.step))
+        errand = self._run(f"step {commit.step}: the update", pack, commit=commit, pull=Need(step=commit.step))
+        self._tell_forgone(errand.forgone, commit.step)
         self._rows.came_ahead(Need(step=commit.step))
         if self._dense is None:
             self._flats.swap()
 
-    def _run(self, what: str, pack: Callable[[Request], Parcel], **content: Any) -> None:
-        self.client.run(Errand(range(self.layout.num_ranges), **content), pack, what)
+    def _run(self, what: str, pack: Callable[[Request], Parcel], **content: Any) -> Errand:
+        errand = Errand(range(self.layout.num_ranges), **content)
+        self.client.run(errand, pack, what)
+        return errand
 
     def pull_part(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Elements `start` to `stop` of a parameter, flat, as the servers have them now."""
@@ -271,11 +310,12 @@ class Served:
 
     def pull(self, need: Need, gives_way: Callable[[], bool] | None = None) -> bool:
         """Have the servers' values here; False if the caller gave way first."""
-        errand = Errand(range(self.layout.num_ranges), pull=need)
+        errand = Errand(range(self.layout.num_ranges), pull=need, notes=True)
         self.client.run(errand, self._pack_values, f"pulling parameters for {_described(need)}", is_enough=gives_way)
+        self._tell_forgone(errand.forgone, done=LeaseSet(need.epoch, need.settled))
         if not errand.is_done:
             return False
-        self._flats.swap()
+        self._swap(errand)
         self.rely_on(need)
         return True
 
@@ -306,10 +346,16 @@ class Served:
             return Parcel(detail, packing.tensors, wanted.tensors)
 
         what = f"epoch {push.epoch}, lease {push.lease}: pushing gradients"
-        errand = Errand(range(self.layout.num_ranges), push=push, pull=Need())
+        errand = Errand(range(self.layout.num_ranges), push=push, pull=Need(), notes=True)
         self.client.run(errand, self._rows.with_ahead(pack), what)
         self._rows.came_ahead()
+        self._swap(errand)
+
+    def _swap(self, errand: Errand) -> None:
         self._flats.swap()
+        self._had = {
+            number: lease_set(record.epoch, record.prefix, record.beyond) for number, record in errand.records.items()
+        }
 
     def _pack_values(self, request: Request) -> Parcel:
         wanted = Packing()

@@ -130,6 +130,16 @@ class ServedState:
             return torch.zeros(len(ids), dtype=torch.bool)
         return torch.isin(partitions.of(ids), torch.tensor(ranges, dtype=torch.int64))
 
+    def loses_by(self, numbers: set[int]) -> bool:
+        """Whether anything is lost with these ranges that no worker has: rows, or what optimizers keep."""
+        sections = {self._layout.spans[number].section for number in numbers if number < len(self._layout.spans)}
+        groups = [(self._layout.sections[one].optimizer, self._layout.sections[one].group) for one in sections]
+        has_rows = any(number >= len(self._layout.spans) for number in numbers)
+        return has_rows or any(
+            type(self._optimizers[one]) is not torch.optim.SGD or self._optimizers[one].param_groups[group]["momentum"]
+            for one, group in groups
+        )
+
     def describe_loss(self, numbers: set[int], step: int) -> str:
         dense = [number for number in numbers if number < len(self._layout.spans)]
         size = sum(self._layout.spans[number].stop - self._layout.spans[number].start for number in dense)

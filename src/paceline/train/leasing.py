@@ -71,6 +71,7 @@ class LeaseLoop:
         self._batches = batches
         self._strategy = strategy
         self._served = served
+        self._served.num_leases = batches.num_steps
         self._bound = consistency.bound
         self._schedules = schedules
         self._nonfinite = nonfinite

@@ -15,5 +15,6 @@ REMARKS: dict[str, Callable[[str], tuple[str, str]]] = {
     "burden": lambda text: ("warning", text),
     "skipped step": lambda text: ("warning", f"step skipped: {text}"),
     "resumed": lambda text: ("resumed", text),
-    "lost updates": lambda text: ("warning", text),
+    "lost updates": lambda text: ("lost updates", text),
+    "lost ranges": lambda text: ("warning", text),
 }

@@ -430,13 +430,16 @@ class Session:
         plan = self._joined.client.look(lambda machine: machine.plan) or self._joined.membership.last_plan
         return plan is not None and plan.rank_of(self._joined.member) == 0
 
-    def _recall(self, with_optimizers: bool) -> None:
-        """A server was lost and nobody else had its ranges: what the newest checkpoint has of them."""
-        if (newest := self._saver.newest()) is not None:
-            update = saving.tree_of(newest)["update"]
-            if with_optimizers:
-                self._ledger.training.load_optimizers(update["optimizers"])
-            self._strategy.aggregation.load(update)
+    def _recall(self, with_optimizers: bool) -> int:
+        """A server was lost and nobody else had its ranges: what the newest checkpoint has of them; the number of its
+        last update."""
+        if (newest := self._saver.newest()) is None:
+            return 0
+        tree = saving.tree_of(newest)
+        if with_optimizers:
+            self._ledger.training.load_optimizers(tree["update"]["optimizers"])
+        self._strategy.aggregation.load(tree["update"])
+        return int(tree["book"]["steps"])
 
     def _halt(self, orphaned: Orphaned) -> NoReturn:
         self._leave_behind(orphaned)

@@ -28,7 +28,7 @@ def aggregate_for(
     name: str,
     optimizers: Sequence[torch.optim.Optimizer],
     tell: Callable[[str, str], None],
-    recall: Callable[[bool], None],
+    recall: Callable[[bool], int],
     is_loader: Callable[[], bool],
     *,
     is_alone: bool,

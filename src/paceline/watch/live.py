@@ -45,6 +45,7 @@ KIND_STYLE = {
     "refused": "red",
     "lost": "red",
     "lost ranges": "red",
+    "lost updates": "red",
     "rollback": "yellow",
     "warning": "yellow",
     "halting": "yellow",

@@ -1,0 +1,53 @@
+"""What a run has lost for good, from its events: the last copy of ranges of parameters, with updates that no checkpoint
+and no worker has."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from paceline.control import losses
+from paceline.control.messages import Start
+from paceline.control.reader import EventRow, PlanRow, RunReader
+from paceline.watch import words
+from paceline.watch.look import Figures
+
+
+class Lost(NamedTuple):
+    """`samples` is -1 where the run did not say how long its data are. Without updates it is what optimizers kept."""
+
+    updates: int
+    samples: int
+
+    def __str__(self) -> str:
+        if not self.updates:
+            return (
+                "what optimizers kept of parameters whose last copy died with a server; no update of the model itself"
+            )
+        samples = f", {words.count(self.samples, 'sample')}," if self.samples >= 0 else ""
+        return (
+            f"{words.count(self.updates, 'update')}{samples} of parameters whose last copy died with a server; "
+            "--replicas 2 keeps a second one"
+        )
+
+
+def find_lost(reader: RunReader) -> Lost | None:
+    """None if nothing is lost."""
+    told = [event for event in reader.events() if event.kind == losses.KIND]
+    if not told:
+        return None
+    plans, operations = reader.plans(), [step.operation for step in reader.steps()]
+    kept = [(event, _standing(event, plans, operations)) for event in told]
+    numbers = {number for event, last in kept for number in losses.numbers_in(event.text) if last < 0 or number <= last}
+    if not numbers and all(last >= 0 for _, last in kept):
+        return None  # the run went back to a checkpoint from before, and did it all again
+    sizes = Figures.of(reader.status())
+    is_known = sizes.dataset_length and sizes.global_batch
+    samples = losses.num_samples(numbers, sizes.dataset_length, sizes.global_batch) if is_known else -1
+    return Lost(len(numbers), samples)
+
+
+def _standing(event: EventRow, plans: list[PlanRow], operations: list[int]) -> int:
+    """The last update that was not done again since, because the run was founded anew; -1 if it was not."""
+    bases = [plan.base for plan in plans if plan.start == Start.FOUND.value and plan.time > event.time]
+    return bisect_right(operations, min(bases)) if bases else -1

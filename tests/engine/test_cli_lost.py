@@ -1,0 +1,55 @@
+"""The last copy of ranges of parameters dies with a server: the run goes on, and says in the end what it lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from engine_helpers import eventually, paceline, write_script
+from test_cli_servers import pids_of
+
+from paceline.checkpoint import find
+from paceline.control.reader import RunReader
+from paceline.engine.base import LOST
+from paceline.watch.summary import summarise
+
+TRAINING = """
+import pathlib, time
+import paceline
+from paceline.testing.counting import Counting
+from paceline.train.saving import Checkpoints
+
+case = Counting(length=96, batch=8, has_table=True)
+model = case.model()
+session = paceline.Session(
+    model, case.optimizer(model), data=case.data(), global_batch=case.batch, strategy="server",
+    checkpoints=Checkpoints(every_s=None, every_steps=5),
+)
+for epoch in session.epochs(1):
+    for batch in epoch:
+        session.step(case.loss_fn(model), batch)
+        if session.steps == 7:
+            pathlib.Path("seven").touch()
+            until = time.monotonic() + 60
+            while not pathlib.Path("go").exists() and time.monotonic() < until:
+                time.sleep(0.01)
+"""
+
+
+def test_a_run_that_lost_the_last_copy_of_ranges_ends_with_a_code_of_its_own_and_says_how_much(tmp_path: Path) -> None:
+    """It stands after step 7, with a checkpoint of step 5: rows that one of two servers had lack two steps."""
+    script = write_script(tmp_path, TRAINING)
+    with paceline(tmp_path, "run", "-n", "1", "--servers", "2", "--name", "a", script) as command:
+        folder = tmp_path / "runs" / "a"
+        eventually((tmp_path / "seven").exists, "seven steps")
+        eventually(lambda: bool(find(folder / "checkpoints")), "a checkpoint")
+        (server,) = pids_of(tmp_path, "s0")
+        os.kill(server, signal.SIGKILL)
+        (tmp_path / "go").touch()
+        assert command.wait() == LOST, command.err
+        line = "lost: 2 updates, 16 samples, of parameters whose last copy died with a server"
+        assert "paceline: the run a has ended\n" + line in command.err
+        with RunReader(folder) as reader:
+            assert reader.status().status == "ended"
+            assert any(text.startswith(line) for text in summarise(reader))
