@@ -73,7 +73,7 @@ def test_a_loss_is_legal_only_where_the_last_copy_goes() -> None:
     two = Schedule(Mode.ASYNC, servers=2, replicas=2, faults=(Fault(1, Kind.SERVER),))
     assert not expecting.may_lose(two)
     assert not expecting.may_lose(Schedule(Mode.ASYNC, servers=2, faults=(Fault(1, Kind.AGENT, 0),)))
-    spread = Schedule(Mode.ASYNC, hosts=2, servers=4, replicas=2, faults=(Fault(1, Kind.CUT, 1, 8.0),))
+    spread = Schedule(Mode.ASYNC, hosts=2, servers=6, replicas=2, faults=(Fault(1, Kind.CUT, 1, 8.0),))
     assert expecting.may_lose(spread)
 
 

@@ -18,7 +18,7 @@ from paceline.testing.chaos.schedule import Schedule
 from paceline.testing.chaos.stage import Stage
 from paceline.watch.audit import audit, history_of
 
-LOST = "lost updates"  # the kind of event that states a loss
+LOST = ("lost updates", "lost ranges")  # the kinds of events that state a loss
 
 
 def violations_of(stage: Stage) -> list[str]:
@@ -98,7 +98,7 @@ def longest_gaps(injuries: Sequence[Injury], workers: Sequence[Worker]) -> dict[
 def stated_losses(folder: Path) -> list[str]:
     try:
         with RunReader(folder) as reader:
-            return [event.text for event in reader.events() if event.kind == LOST]
+            return [event.text for event in reader.events() if event.kind in LOST]
     except JournalError:
         return []
 

@@ -28,7 +28,7 @@ def draw(seed: int, *, most_hosts: int = 4, mode: Mode | None = None, has_root: 
     hosts = min(most_hosts, rng.choices((1, 2, 3, 4), weights=(6, 4, 2, 1))[0])
     workers = {1: rng.choice((2, 2, 3)), 2: rng.choice((1, 2))}.get(hosts, 1)  # each takes seconds to start
     replicas = rng.choice((1, 2)) if mode.has_servers else 1
-    servers = rng.choice((replicas, 2, 3)) if mode.has_servers else 0
+    servers = rng.choice((replicas, 2, 2, 3)) if mode.has_servers else 0
     loaders = rng.choice((0, 0, 1))
     evaluates = rng.choice((0, 1))
     schedule = Schedule(mode, hosts, workers, servers, replicas, loaders, evaluates, seed)

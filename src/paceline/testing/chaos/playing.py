@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,47 +98,36 @@ def _strength(stage: Stage) -> str:
 
 
 def _act_all(stage: Stage, played: Played) -> None:
-    """Faults and their liftings in order of time. One that starts the run again moves all that follow."""
-    order = itertools.count()
-    due: list[tuple[float, int, Callable[[], None]]] = []
+    """Faults in order of time. What takes long, such as a new start of the run, moves all that follow."""
     shift_s = 0.0
+    for fault in stage.schedule.faults:
+        due = stage.began + fault.at_s + shift_s
+        while time.monotonic() < due:
+            stage.tick()
+            _check_goes_on(stage)
+            time.sleep(_TICK_S)
+        _act(stage, fault, played)
+        shift_s = max(shift_s, time.monotonic() - stage.began - fault.at_s)
+    while stage.has_later:
+        stage.tick()
+        time.sleep(_TICK_S)
 
-    def act(fault: Fault) -> None:
-        nonlocal shift_s
-        began = time.monotonic()
-        _wait_somebody(stage)
-        if expecting.takes_servers(stage.schedule, fault) and stage.schedule.replicas > 1:
-            _wait_placed(stage)
-        injury_at, living = time.monotonic(), {worker.pid for worker in stage.living()}
-        hit = faults.ACT[fault.kind](stage, fault)
-        if hit.skipped:
-            played.skipped.append(fault.kind.value)
-            return
-        now = time.monotonic()
-        played.acted.append(fault.kind.value)
-        victims = frozenset(hit.victims)
-        took_all = bool(victims) and victims >= living
-        stage.injuries.append(Injury(fault, injury_at, max(now, injury_at + fault.length_s), victims, took_all))
-        if fault.length_s == 0:
-            shift_s += now - began
-        if hit.lift is not None:
-            heapq.heappush(due, (now + fault.length_s, next(order), hit.lift))
 
-    waiting = list(stage.schedule.faults)
-    with contextlib.ExitStack() as stack:
-        while waiting or due:
-            now = time.monotonic()
-            stage.note_load()
-            if due and due[0][0] <= now:
-                heapq.heappop(due)[2]()
-            elif waiting and stage.began + waiting[0].at_s + shift_s <= now:
-                act(waiting.pop(0))
-            elif not stage.run.is_alive:
-                break
-            else:
-                time.sleep(_TICK_S)
-        for _, _, lift in due:
-            stack.callback(lift)
+def _act(stage: Stage, fault: Fault, played: Played) -> None:
+    _wait_somebody(stage)
+    if expecting.takes_servers(stage.schedule, fault) and stage.schedule.replicas > 1:
+        _wait_placed(stage)
+    began, living = time.monotonic(), {worker.pid for worker in stage.living()}
+    hit = faults.ACT[fault.kind](stage, fault)
+    if hit.skipped:
+        played.skipped.append(fault.kind.value)
+        return
+    played.acted.append(fault.kind.value)
+    now, victims = time.monotonic(), frozenset(hit.victims)
+    took_all = bool(victims) and victims >= living
+    stage.injuries.append(Injury(fault, began, max(now, began + fault.length_s), victims, took_all))
+    if hit.lift is not None:
+        stage.later(began + fault.length_s, hit.lift)
 
 
 def _wait_somebody(stage: Stage) -> None:

@@ -80,8 +80,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`workers` are started on each host; server j lives on host j modulo `hosts`. With `evaluates` the script
-    validates after every epoch."""
+    """`workers` are started on each host; `servers` are in all (`servers_on`). With `evaluates` the script validates
+    after every epoch."""
 
     mode: Mode
     hosts: int = 1
@@ -120,7 +120,10 @@ class Schedule:
         return max([self.hosts, *(min(target, self.hosts) + 1 for target in extra)])
 
     def servers_on(self, host: int) -> int:
-        return sum(1 for number in range(self.servers) if number % self.hosts == host)
+        """Host 0 begins with as many as there are replicas; the others get the rest in turn."""
+        rest = self.servers - self.replicas
+        hosts = [number % self.hosts for number in range(1, rest + 1)] + [0] * min(self.servers, self.replicas)
+        return hosts.count(host)
 
     def without(self, number: int) -> Schedule:
         """Less one fault."""

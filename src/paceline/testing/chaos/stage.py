@@ -12,6 +12,7 @@ still has it, and takes hosts and mounts down: after it nothing of the run is le
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import secrets
 import signal
@@ -80,6 +81,7 @@ class Stage:
         self.began = 0.0  # when all workers were at work
         self._stack = contextlib.ExitStack()
         self._hosts: list[Host] = []
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
 
     # -- the beginning and the end -----------------------------------------------------------------------------------
 
@@ -148,12 +150,11 @@ class Stage:
         command = self.paceline(0, *words, *own)
         self.commands.remove(command)
         try:
-            code = command.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+            self.wait_until(lambda: not command.is_alive, timeout_s, f"the end of paceline {words[0]}")
+        finally:
             command.process.kill()
             command.process.wait()
-            raise Stuck(f"paceline {words[0]} took longer than {timeout_s} s") from None
-        return code, command.output.read_text(errors="replace")
+        return command.process.returncode, command.output.read_text(errors="replace")
 
     def start_run(self, *, resume: bool = False) -> Command:
         schedule = self.schedule
@@ -264,13 +265,24 @@ class Stage:
         """`Stuck` if it takes longer, on a machine that is not busy, or if the run ends meanwhile."""
         began = time.monotonic()
         while not (found := condition()):
-            self.note_load()
+            self.tick()
             if time.monotonic() - began > timeout_s * self.stretch_since(began):
                 raise Stuck(f"{what if isinstance(what, str) else what()}: not within {timeout_s:g} s")
             time.sleep(_LOOK_S)
         return found
 
-    def note_load(self) -> None:
+    def later(self, at: float, action: Callable[[], None]) -> None:
+        """Do this at that time, whatever is being waited for then."""
+        heapq.heappush(self._later, (at, len(self.runnable), action))
+
+    @property
+    def has_later(self) -> bool:
+        return bool(self._later)
+
+    def tick(self) -> None:
+        """Do what is due, and note how busy the machine is; called while anything is waited for."""
+        while self._later and self._later[0][0] <= time.monotonic():
+            heapq.heappop(self._later)[2]()
         running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
         self.runnable.append((time.monotonic(), int(running)))
 

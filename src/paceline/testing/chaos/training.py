@@ -83,6 +83,7 @@ def _train(place: Path, mode: Mode, loaders: int, evaluates: bool, beats: Beats)
     model = Counter()
     session = _session(model, mode, loaders)
     present = 0
+    validation = Samples(0.0)
 
     def loss_fn(ids: torch.Tensor) -> torch.Tensor:
         time.sleep(_FIXED_S + _PER_SAMPLE_S * len(ids))
@@ -98,7 +99,7 @@ def _train(place: Path, mode: Mode, loaders: int, evaluates: bool, beats: Beats)
             session.step(loss_fn, batch)
             beats.write("step", session.steps)
         if evaluates:
-            seen = session.evaluate(validate, Samples(0.0))["seen"]
+            seen = session.evaluate(validate, validation)["seen"]
             assert seen == oracle.LENGTH, f"epoch {present}: validation saw {seen} of {oracle.LENGTH} samples"
         is_enough = (place / "enough").exists()
         if session.should_stop(float("inf") if is_enough else -float(present), patience=0):
