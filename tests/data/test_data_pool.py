@@ -107,6 +107,13 @@ def test_half_an_answer_holds_up_nobody(others: int) -> None:
         assert other.num_deaths == 0
 
 
+def test_an_end_that_was_asked_for_is_no_death(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(5):
+        with Loader(Augmented(), seed=0, options=TWO) as loader:
+            loader.fetch(works(0, 0, [[1]])[0], after([], 0))
+    assert not caplog.records
+
+
 def test_deaths_are_counted_in_a_row_only() -> None:
     plan = works(0, 0, [[k] for k in range(4 * MAX_DEATHS)])
     with Loader(Augmented(), seed=0, options=LoaderOptions(num_workers=1)) as loader:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
-from engine_helpers import completed, eventually, is_alive, paceline, state_of, write_script
+from engine_helpers import Command, completed, eventually, is_alive, paceline, state_of, write_script
 
 from paceline.control.ticket import VARIABLE
+from paceline.engine.slots import Rules
 
 FOREVER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
@@ -287,6 +289,12 @@ def stubborn(tmp_path: Path) -> str:
     )
 
 
+def interrupt_again(command: Command, number: int = signal.SIGINT) -> None:
+    """At the pace of a person: signals that come together count as one."""
+    time.sleep(2 * Rules(workers=1).together_s)
+    command.interrupt(number)
+
+
 def test_ctrl_c_once_twice_thrice(tmp_path: Path) -> None:
     with paceline(tmp_path, "run", "--name", "a", stubborn(tmp_path)) as command:
         eventually(lambda: "up" in command.out, "the worker")
@@ -294,9 +302,9 @@ def test_ctrl_c_once_twice_thrice(tmp_path: Path) -> None:
         command.interrupt()
         eventually(lambda: "stopping after this step" in command.err, "the first answer")
         assert "INT" not in command.out, "the worker is in a session of its own"
-        command.interrupt()
+        interrupt_again(command)
         eventually(lambda: "[w0] TERM" in command.out, "the worker to be asked")
-        command.interrupt()
+        interrupt_again(command)
         assert command.wait() == 130
 
 
@@ -306,7 +314,7 @@ def test_who_ignores_the_second_ctrl_c_is_killed(tmp_path: Path) -> None:
         wait_for_session(tmp_path)
         command.interrupt(signal.SIGHUP)
         eventually(lambda: "stopping after this step" in command.err, "the first answer")
-        command.interrupt(signal.SIGHUP)
+        interrupt_again(command, signal.SIGHUP)
         assert command.wait() == 128 + signal.SIGHUP
         assert "[w0] TERM" in command.out
 

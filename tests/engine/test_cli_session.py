@@ -68,7 +68,7 @@ def test_a_run_goes_to_its_end_and_halts_and_resumes(tmp_path: Path) -> None:
         assert command.wait() == 130
         assert "verdict released" in command.out
     with reader_of(tmp_path) as reader:
-        assert reader.status().status == "ended"
+        assert reader.status().status == "interrupted"
         assert {row.fate for row in reader.members()} == {"released"}
 
 

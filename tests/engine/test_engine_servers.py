@@ -233,8 +233,8 @@ def test_the_first_request_leaves_servers_to_the_coordinator_the_second_does_not
     driver.tell(Exited(W0, 0))
     driver.tell(Exited(W1, 0))
     assert sent(driver.log) == []
-    assert sent(driver.tell(Asked(signal.SIGINT))) == [(S0, signal.SIGTERM), (S1, signal.SIGTERM)]
-    assert sent(driver.tell(Asked(signal.SIGINT))) == [(S0, signal.SIGKILL), (S1, signal.SIGKILL)]
+    assert sent(driver.tell(Asked(signal.SIGINT), 1.0)) == [(S0, signal.SIGTERM), (S1, signal.SIGTERM)]
+    assert sent(driver.tell(Asked(signal.SIGINT), 1.0)) == [(S0, signal.SIGKILL), (S1, signal.SIGKILL)]
     driver.tell(Exited(S0, KILLED))
     driver.tell(Exited(S1, KILLED))
     assert SignalCoordinator(signal.SIGTERM) in driver.log + driver.tell(Tick(), 5.1)

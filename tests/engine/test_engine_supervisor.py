@@ -230,7 +230,7 @@ def test_the_first_request_is_polite_the_second_firm_the_third_deadly() -> None:
     assert [type(action) for action in polite] == [Say, AskHalt]
     assert driver.tell(Tick(), 1000.0) == [], "a step may take long"
     assert sent(driver.tell(Asked(signal.SIGINT))) == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
-    assert sent(driver.tell(Asked(signal.SIGINT))) == [(0, signal.SIGKILL), (1, signal.SIGKILL)]
+    assert sent(driver.tell(Asked(signal.SIGINT), 1.0)) == [(0, signal.SIGKILL), (1, signal.SIGKILL)]
     for slot in range(2):
         driver.tell(Exited(slot, KILLED))
     assert starts(driver.tell(Tick(), 10.0)) == []
@@ -244,8 +244,19 @@ def test_after_the_second_request_time_kills() -> None:
     driver = Driver(workers=1)
     driver.open_all()
     driver.tell(Asked(signal.SIGTERM))
-    driver.tell(Asked(signal.SIGTERM))
+    driver.tell(Asked(signal.SIGTERM), 1.0)
     assert sent(driver.tell(Tick(), 5.1)) == [(0, signal.SIGKILL)]
+
+
+def test_signals_that_come_together_are_one_request() -> None:
+    """`timeout` sends its signal twice, to its child and to the group."""
+    driver = Driver(workers=1)
+    driver.open_all()
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+        driver.tell(Asked(number), 0.01)
+    assert sent(driver.log) == []
+    assert sent(driver.tell(Tick(), 1000.0)) == []
+    assert sent(driver.tell(Asked(signal.SIGTERM))) == [(0, signal.SIGTERM)]
 
 
 def test_a_plain_script_gets_the_signal_itself() -> None:

@@ -77,7 +77,7 @@ def test_every_ending_of_a_script_alone(tmp_path: Path) -> None:
             os.killpg(driver.pid, signal.SIGKILL)
         driver.communicate()
     said = {ending: (tmp_path / f"{ending}.err").read_text() for ending in codes}
-    assert codes == {"end": 0, "error": 1, "exit": 3, "signal": 0}, said
+    assert codes == {"end": 0, "error": 1, "exit": 3, "signal": 128 + signal.SIGTERM}, said
     assert "ArithmeticError: enough" in said["error"]
     # Also loader workers, forked from a process that has a session, end without a word.
     assert all(not text for ending, text in said.items() if ending != "error"), said

@@ -350,7 +350,7 @@ def test_workers_leave_by_a_signal_by_a_command_and_all_together(tmp_path: Path)
         run.wait_for(lambda: run.coordinator.poll() is not None)
         assert run.coordinator.returncode == 0
         with run.reader() as reader:
-            assert (reader.status().status, reader.status().reason) == ("ended", "a person had enough")
+            assert (reader.status().status, reader.status().reason) == ("interrupted", "a person had enough")
         check_record(run, steps_of(run, 0))
         assert not run.events("dead")
 

@@ -21,8 +21,9 @@ Row = TypeVar("Row")
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """`status` is gathering, running, fencing, ended, failed or interrupted (no coordinator is left, the run can be
-    started again); times are seconds since 1970, 0 for not yet. `facts` are what all members have in common."""
+    """`status` is gathering, running, fencing, ended, failed or interrupted (it was asked to stop, or its coordinator
+    ended: the run can go on with --resume); times are seconds since 1970, 0 for not yet. `facts` are what all members
+    have in common."""
 
     name: str
     status: str

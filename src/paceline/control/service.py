@@ -33,6 +33,7 @@ from paceline.control.client import AGENTS_ROOM, COMMANDS_ROOM, CUSTODY_ROOM, ME
 from paceline.control.config import VARIABLE, Config
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Connected, Disconnected, Drain, Halt, Tick
+from paceline.control.coordinator_events import Standing as MachineStanding
 from paceline.control.driver import Driver
 from paceline.control.folder import FolderLock, FolderRefused, prepare
 from paceline.control.invitation import Door
@@ -232,7 +233,7 @@ class Service:
     def _look(self) -> tuple[list[MemberState], dict[str, str]]:
         with self._driver.standing_still() as machine:
             states, standing = states_of(machine), machine.standing
-        status = standing.over or ("gathering" if standing.current is None else "running")
+        status = _ending_of(standing) or ("gathering" if standing.current is None else "running")
         if not standing.over and standing.current is not None and standing.fence > standing.newest:
             status = "fencing"
         run = {"name": self.config.run, "status": status, "reason": standing.reason or standing.halting}
@@ -323,7 +324,8 @@ class Service:
         over, failure = self._driver.over, self._driver.failure
         last = {"status": "interrupted", "reason": "its coordinator ended; start the run again to go on"}
         if over is not None:
-            last = {"status": "failed" if over.failed else "ended", "reason": over.reason, "ended": str(time.time())}
+            status = _ending_of(self._driver.machine.standing)
+            last = {"status": status, "reason": over.reason, "ended": str(time.time())}
             tickets.remove_access(self._folder)
         elif failure is not None:
             last["reason"] = str(failure)
@@ -364,6 +366,11 @@ def _ignore(_: Visitor) -> None:
 def _check_speaker(visitor: Visitor, member: str) -> None:
     if visitor.member != member:
         raise ProtocolError(f"it is {visitor.member}, but speaks for {member}")
+
+
+def _ending_of(standing: MachineStanding) -> str:
+    """How the run is over, for people; empty while it is not. One that was asked to stop can go on."""
+    return "interrupted" if standing.over == "ended" and standing.halting else standing.over
 
 
 def _generation(plan: Plan | None) -> int:

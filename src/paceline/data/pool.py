@@ -95,6 +95,7 @@ class Pool:
         answers._shutdown = True  # torch's own ending would wait for locks that a killed process may hold
         try:
             if not self._watch.is_broken.is_set():
+                self._watch.expect_ends()
                 self._ask()
         finally:
             self._watch.kill_all()
@@ -135,7 +136,7 @@ class _Watch:
         self.is_broken = threading.Event()
         self.death: Death | None = None
         self._stopping = eventfd()
-        self._is_stopping = False
+        self._is_ending = False
         self._processes: list[Any] = []
         self._ends: list[Fd] = []
         self._queue: _Queue | None = None
@@ -185,7 +186,11 @@ class _Watch:
         for end in [self._stopping, *self._ends]:
             poll.register(end.fileno(), select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll()}
-        if self._is_stopping or self._stopping.number in ready:
+        if self._is_ending:
+            # They end because they were asked to; this thread stays until they have, since they die with it.
+            waiting = select.poll()
+            waiting.register(self._stopping.fileno(), select.POLLIN)
+            waiting.poll()
             return
         first = next(number for number, end in enumerate(self._ends) if end.number in ready)
         process = self._processes[first]
@@ -202,15 +207,18 @@ class _Watch:
             with contextlib.suppress(OSError, ValueError):
                 signal.pidfd_send_signal(end.fileno(), signal.SIGKILL)
 
+    def expect_ends(self) -> None:
+        """From now on, an end is what was asked for."""
+        self._is_ending = True
+
     def kill_all(self) -> None:
-        self._is_stopping = True
+        self.expect_ends()
         self._signal_all()
         for process in self._processes:
             process.join(KILLED_S)
 
     def stop(self) -> None:
         """After the loader workers are gone, which die with this thread."""
-        self._is_stopping = True
         if self._stopping.number >= 0:
             os.eventfd_write(self._stopping.fileno(), 1)
         self._thread.join()

@@ -24,6 +24,7 @@ from paceline.wire.identity import Identity
 LOG = "coordinator.log"
 LINES_SHOWN = 15
 ENDED, FAILED = 0, 1  # its exit codes when the run is over
+VERDICTS = {ENDED: ("ended", "interrupted"), FAILED: ("failed",)}  # what it has written down then
 
 
 def ticket_of(config: Config, agent: str) -> Ticket:
@@ -94,8 +95,9 @@ class CoordinatorChild:
                 status = reader.status().status
                 mine = [row for row in reader.members() if row.agent == self._agent]
                 released = frozenset(row.pid for row in mine if row.fate == "released")
-                if status in ("ended", "failed"):
-                    return CoordinatorEnded(code, status, released, frozenset(row.pid for row in mine))
+                if status in VERDICTS[code]:
+                    verdict = "failed" if code == FAILED else "ended"
+                    return CoordinatorEnded(code, verdict, released, frozenset(row.pid for row in mine))
         return CoordinatorEnded(code, "")
 
     def signal(self, number: int) -> None:

@@ -24,6 +24,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     settled_s: float = 60.0
     doubt_s: float = 5.0
     grace_s: float = 5.0
+    together_s: float = 0.3  # signals that come in this time are one: `timeout` sends each twice, systemd several
     farewell_s: float = 15.0  # for a coordinator or a server to end after the run, or a worker after a failed one
     halt_s: float = 120.0  # for workers to leave what they hold here, when there is no coordinator any more
     coordinator_deaths: int = 10  # within `coordinator_window_s`

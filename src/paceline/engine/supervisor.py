@@ -23,6 +23,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from enum import Enum
@@ -90,6 +91,7 @@ class Supervisor:
         self._reason = ""
         self._culprit: Slot | None = None
         self._asked: list[int] = []
+        self._asked_at = -math.inf
         self._term_at: float | None = None
         self._servers_end_at: float | None = None
         self._has_halted = False
@@ -244,6 +246,9 @@ class Supervisor:
             self._fail(None, "the coordinator is not heard of any more; is its host still there?")
 
     def _on_asked(self, event: Asked) -> None:
+        if self._now < self._asked_at + self.rules.together_s:
+            return
+        self._asked_at = self._now
         self._asked.append(event.number)
         if self.stage is Stage.WORKING:
             self.stage = Stage.ASKED

@@ -6,11 +6,14 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from paceline.engine.base import HALTED
+
+TOGETHER_S = 0.3  # signals that come in this time are one: `timeout` sends each twice
 
 if TYPE_CHECKING:
     from paceline.train.session import Session
@@ -24,14 +27,24 @@ class Endings:
         self.has_failed = False
         self._pid = os.getpid()
         self._hook: Any = None
-        self._handler: Any = None
+        self._handlers: dict[int, Any] = {}
+        self._asked_by = 0
+        self._asked_at = 0.0
+        self._is_alone = True
 
-    def watch(self) -> None:
+    def watch(self, *, is_alone: bool, has_checkpoints: bool) -> None:
+        """From now on a signal asks for the end after the step under way. Of a run that has other processes SIGINT does
+        so too: Ctrl-C is for the agent, and a worker that gets it was signalled together with all others. Alone,
+        Ctrl-C does what people expect of it, unless a step can be saved; a second one always does."""
         # Before the handlers of `atexit`, which end what a last operation needs; threads can still be started.
         threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]
         self._hook, sys.excepthook = sys.excepthook, self._on_exception
         if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGTERM, self._on_signal)
+            numbers = [signal.SIGTERM]
+            if (not is_alone or has_checkpoints) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                numbers.append(signal.SIGINT)
+            self._handlers = {number: signal.signal(number, self._on_signal) for number in numbers}
+            self._is_alone = is_alone
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
@@ -56,16 +69,31 @@ class Endings:
             self._session.fail("".join(traceback.format_exception(error)).strip())
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._asked_by and now < self._asked_at + TOGETHER_S:
+            return
+        if self._is_alone and number == signal.SIGINT:
+            if self._asked_by:
+                raise KeyboardInterrupt
+            # Not by `print`, which it may have interrupted.
+            os.write(2, b"paceline: stopping after this step; Ctrl-C again to stop now\n")
+        self._asked_by, self._asked_at = self._asked_by or number, now
         # Not from here: the interrupted thread may hold the lock that is needed.
         threading.Thread(target=self._session.leave, name="paceline-leave", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that ends before its script does. Where it is all of the run, its code says so."""
+        return 128 + self._asked_by if self._asked_by and self._is_alone else 0
 
     def close(self) -> None:
         if self._hook is not None:
             sys.excepthook = self._hook
             self._hook = None
-        if self._handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._handler)
-            self._handler = None
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            self._handlers = {}
 
 
 def _exit_now(code: int) -> None:

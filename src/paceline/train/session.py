@@ -407,7 +407,7 @@ class Session:
             self._halt(orphaned)
         if outcome == END:
             self._leave_after_end()
-            raise SystemExit(HALTED if self.halting.has_halted else 0)
+            raise SystemExit(HALTED if self.halting.has_halted else self._endings.exit_code)
         self._sharing.watch.resume()
         return outcome
 
@@ -472,7 +472,7 @@ class Session:
             )
             parameters = [one for one in self._model.parameters() if one.requires_grad]
             joined.groups.reserve_bytes = sum(one.numel() * one.dtype.itemsize for one in parameters)
-            self._endings.watch()
+            self._endings.watch(is_alone=self._ticket is None, has_checkpoints=self._saver.is_on)
             capacity = self._ticket.capacity if self._ticket is not None else 0.0
             aggregation = self._strategy.aggregation
             ranges: tuple[int, ...] = ()
