@@ -22,9 +22,9 @@ from typing import NamedTuple
 import pytest
 from engine_helpers import Command, completed, eventually, paceline, write_script
 
-from paceline.checkpoint.files import find
 from paceline.control.journal import JournalError
 from paceline.control.reader import RunReader
+from paceline.custody.names import find
 
 LENGTH = 96
 TRAINING = """
