@@ -50,6 +50,17 @@ class Agents:
             return True
         return sum(report.num_workers for report in reports) > num_ready
 
+    def have_reported_all(self, records: Iterable[Record]) -> bool:
+        """Whether every worker that lives, as far as agents know, is known here too."""
+        known = {(record.introduction.agent, record.introduction.pid) for record in records}
+        workers = {
+            (report.agent, pid)
+            for report in self._reports.values()
+            for pid in report.living
+            if pid not in report.servers
+        }
+        return bool(workers) and workers <= known
+
     def last_exit(self) -> str:
         exits = [text for report in self._reports.values() for text in report.exits.values()]
         return exits[-1] if exits else ""
