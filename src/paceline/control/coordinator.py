@@ -72,7 +72,7 @@ class Coordinator:
         self.records = self.census.records
         self._agents = Agents()
         self._clock = WakingClock(now, stall_s=settings.stall_s, listen_s=settings.listen_s, restored=bool(remembered))
-        self._now = self._clock.now  # seconds that it was awake, not those of the clock
+        self._now = self._born = self._clock.now  # seconds that it was awake, not those of the clock
         self._vitals = Vitals(settings, self.census, self._agents, self._clock)
         self._conflicts = Conflicts()
         self._speech = Speech()
@@ -320,6 +320,8 @@ class Coordinator:
             return
         if self.standing.ranges and not self._has_enough_servers(waited_s):
             return
+        if not self.standing.founded and self._may_have_forgotten():
+            return
         self._ready_since = None
         ready = sorted(ready, key=lambda record: -record.report.checkpoint)[: self.settings.most]
         founder, *others = ready
@@ -339,12 +341,15 @@ class Coordinator:
             self._keep_aim()
         self._issue(plan)
 
+    def _may_have_forgotten(self) -> bool:
+        """A coordinator that knows of no founding may be one whose journal is lost: it hears everybody first who could
+        hold the state."""
+        is_young = self._now - self._born < self.settings.silence_s
+        return is_young and not self._agents.have_reported_all(self.records.values())
+
     def _adopt_holders(self, holders: list[Record]) -> None:
         """The journal is lost, and members that live hold the state: the run goes on from the newest of them."""
-        if self._ready_since is None:
-            self._ready_since = self._now
-        is_late = self._now - self._ready_since >= self.settings.silence_s
-        if not is_late and not self._agents.have_reported_all(self.records.values()):
+        if self._may_have_forgotten():
             return
         self._ready_since = None
         if self.standing.ranges:
