@@ -13,7 +13,7 @@ from paceline.control.messages import AgentReport, Introduction, Phase, Report, 
 from paceline.control.roster import Fate
 from paceline.wire.card import Card
 
-WORKING = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "generation": 1, "fenced": 1, "applied": 5}
+WORKING: dict[str, Any] = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "generation": 1, "fenced": 1, "applied": 5}
 
 
 class Table:

@@ -1,4 +1,4 @@
-"""A coordinator that does not come back, and one that has forgotten everything: no state is lost, no sample repeated."""
+"""A coordinator that does not come back, and one that has forgotten its run: no state is lost, no sample repeated."""
 
 from __future__ import annotations
 
