@@ -17,6 +17,7 @@
 
 Floors above have their own, beside their code, all of them under `PacelineError`:
 
+    custody      CustodyError
     control      JournalError, FolderRefused
     data         LoaderError
     checkpoint   CheckpointError: CorruptCheckpoint, DiskFull

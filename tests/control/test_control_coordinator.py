@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from paceline.control import founding
 from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Disconnected, Event, Remember, Settings
-from paceline.control.messages import AgentReport, Introduction, Phase, Report, Vitals
+from paceline.control.coordinator_events import Disconnected, Event, Remember, Settings, Standing
+from paceline.control.messages import AgentReport, Introduction, Phase, Report, Start, Vitals
 from paceline.control.roster import Fate
 from paceline.wire.card import Card
 
-WORKING = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "generation": 1, "fenced": 1, "applied": 5}
+WORKING: dict[str, Any] = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "generation": 1, "fenced": 1, "applied": 5}
 
 
 class Table:
@@ -162,3 +163,77 @@ def test_who_has_left_is_no_holder_of_the_state_when_those_it_left_are_gone(tabl
     table.report("B", **{**gone, "phase": Phase.ACTIVE, "generation": 0, "fenced": fence})
     assert table.machine.standing.current is None, "the newest checkpoint has it"
     assert table.fate_of("B") is Fate.RELEASED
+
+
+# -- a founder that is lost, a journal that is lost ------------------------------------------------------------------
+
+
+def test_a_founder_that_is_lost_before_the_first_step_is_not_waited_for() -> None:
+    """Who had a seat goes on at once; the next one joins later."""
+    table = Table(Settings(wanted=3, fewest=1))
+    for member in "ABC":
+        table.report(member, phase=Phase.READY)
+    founder, *others = table.machine.standing.current.members  # type: ignore[union-attr]
+    living = {table.pid_of(member): Vitals("R", True) for member in others}
+    table.handle(AgentReport("", 1, living, {table.pid_of(founder): "was killed"}))
+    for member in others:
+        table.report(member, phase=Phase.READY, plan=1, fenced=2, broken=1, suspects=(founder,), dead=(founder,))
+    plan = table.machine.standing.current
+    assert plan is not None
+    assert (plan.start, sorted(plan.members)) == (Start.FOUND, sorted(others))
+
+
+def test_a_run_that_begins_waits_for_all_that_are_wanted() -> None:
+    table = Table(Settings(wanted=3, fewest=1))
+    for member in "AB":
+        table.report(member, phase=Phase.READY)
+    assert table.machine.standing.current is None
+
+
+def test_a_newcomer_does_not_found_a_run_of_which_others_hold_the_state(table: Table) -> None:
+    """The journal is gone; the newcomer is heard first."""
+    fresh = Table(Settings(wanted=1))
+    living = {fresh.pid_of(member): Vitals("R", True) for member in "ABN"}
+    fresh.handle(AgentReport("", 1, living))
+    fresh.report("N", phase=Phase.READY)
+    assert fresh.machine.standing.current is None
+    for member in "AB":
+        fresh.report(member, **WORKING)
+    standing = fresh.machine.standing
+    assert (standing.term, standing.newest, standing.fence) == (2, 1, 2)
+    for member, applied in (("A", 6), ("B", 5)):
+        fresh.report(member, phase=Phase.ACTIVE, plan=1, fenced=2, applied=applied)
+    plan = fresh.machine.standing.current
+    assert plan is not None
+    assert (plan.start, plan.generation, plan.base, set(plan.members)) == (Start.RECOVER, 2, 6, {"A", "B"})
+    assert [fresh.fate_of(member) for member in "ABN"] == [None, None, None]
+
+
+def test_who_comes_too_late_with_a_state_is_told_so_and_comes_back(table: Table) -> None:
+    fresh = Table(Settings(wanted=1))
+    fresh.report("A", **WORKING)
+    fresh.report("A", phase=Phase.ACTIVE, plan=1, fenced=2, applied=5)
+    fresh.report("B", **{**WORKING, "applied": 6})
+    assert fresh.fate_of("B") is Fate.EVICTED
+    assert "came with operation 6" in fresh.machine.records["B"].reason
+
+
+def test_who_was_told_of_a_term_proves_that_it_is_forgotten() -> None:
+    standing = Standing(term=1)
+    stranger = Report("A", 7, 1, Phase.READY)
+    assert founding.forgotten(stranger, standing, is_known=False) == founding.Forgotten(2, 0)
+    assert founding.forgotten(stranger, standing, is_known=True) is None
+    assert founding.forgotten(Report("A", 1, 1, Phase.BUILDING), standing, is_known=False) is None
+    assert founding.forgotten(Report("A", 1, 0, Phase.READY), standing, is_known=False) is None
+    assert founding.forgotten(Report("A", 1, 4, Phase.READY, plan=9), standing, is_known=True) == founding.Forgotten(
+        5, 9
+    )
+
+
+def test_a_lost_journal_of_a_run_with_servers_is_said_and_not_guessed() -> None:
+    fresh = Table(Settings(wanted=1))
+    card = Card("A", "worker", "h", ("", 0), "", b"", False, ())
+    introduction = Introduction(card, 1, "h", "", ranges=(4, 4))
+    fresh.handle(Report("A", 1, 1, introduction=introduction, **WORKING))
+    assert fresh.machine.standing.over == "failed"
+    assert "database is lost" in fresh.machine.standing.reason

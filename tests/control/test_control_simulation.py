@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from paceline.control.messages import Phase
+from paceline.control.messages import Phase, Start
 from paceline.control.surveys import UNREACHABLE
 from paceline.testing.simulation import Violation, World
 from paceline.testing.simulation.mutations import MUTATIONS, Mutation
@@ -117,3 +117,40 @@ def test_hosts_that_stay_parted_cost_some_workers_and_not_the_run(seed: int) -> 
     after = [hosts for generation, hosts in seated.items() if generation >= first]
     assert after
     assert all("a" in hosts and not {"b", "c"} <= hosts for hosts in after)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_coordinator_whose_journal_is_lost_goes_on_from_those_that_hold_the_state(seed: int) -> None:
+    """Also if one of them, or the founder, dies in the same moment: the run is never founded anew while one lives."""
+    world = World(seed, calm=True)
+    for _ in range(2):
+        world.after(0.0, world.agents["a"].start)
+
+    def lose() -> None:
+        living = [worker for worker in world.workers.values() if worker.alive and worker.machine.applied > 0]
+        if len(living) < 2:
+            world.after(0.1, lose)
+            return
+        reached.append(max(worker.machine.applied for worker in living))
+        world.coordinator = None
+        world._journal.clear()
+        if seed % 3:
+            world.kill(living[seed % len(living)], "was killed")
+            world.agents["a"].start()
+        world.after(0.1 + seed % 5 / 4, world._start_coordinator)
+
+    def counts(name: str) -> bool:
+        is_forgotten = world.coordinator is None or name not in world.coordinator.records
+        return (is_forgotten and bool(reached)) or believed(name)
+
+    reached: list[int] = []
+    believed = world.counts
+    world.counts = counts  # type: ignore[method-assign]
+    world.after(1.0 + seed % 7 / 10, lose)
+    world.run()
+    assert reached
+    foundings = [plan for plan in world.truth.plans.values() if plan.start is Start.FOUND]
+    assert len(foundings) == 1
+    ended = [worker.machine for worker in world.workers.values() if worker.machine.phase is Phase.ENDED]
+    assert len(ended) >= 2
+    assert len({machine.applied for machine in ended}) == 1

@@ -8,7 +8,7 @@ import pytest
 from engine_driver import KILLED, Driver, sent, starts
 
 from paceline.control.messages import AgentDirective
-from paceline.engine.base import START_AGAIN
+from paceline.engine.base import HALTED, START_AGAIN
 from paceline.engine.events import (
     Asked,
     AskHalt,
@@ -348,3 +348,56 @@ def test_a_coordinator_that_refuses_its_folder_ends_the_run() -> None:
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"-n 0|--restarts -1"):
         Rules(**rules)  # type: ignore[arg-type]
+
+
+# -- a coordinator that is gone for good -----------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_dies_too_often_lets_the_workers_save_what_they_hold() -> None:
+    driver = Driver(workers=2)
+    driver.open_all()
+    for _ in range(10):
+        assert any(isinstance(action, StartCoordinator) for action in driver.tell(CoordinatorEnded(KILLED, ""), 1.0))
+    actions = driver.tell(CoordinatorEnded(KILLED, ""), 1.0)
+    assert [action for action in actions if isinstance(action, Signal)] == [
+        Signal(0, signal.SIGTERM),
+        Signal(1, signal.SIGTERM),
+    ]
+    assert not any(isinstance(action, StartCoordinator) for action in actions)
+    assert not [action for action in driver.tell(Tick(), 60.0) if isinstance(action, Signal)], "they have two minutes"
+    driver.tell(Exited(0, HALTED))
+    driver.tell(Exited(1, HALTED))
+    outcome = driver.machine.outcome
+    assert outcome is not None
+    assert (outcome.result, outcome.code) == (Result.HALTED, HALTED)
+    assert "the coordinator ended 11 times" in outcome.reason
+
+
+def test_workers_that_do_not_end_then_are_killed() -> None:
+    driver = Driver(workers=1)
+    driver.open_all()
+    for _ in range(11):
+        driver.tell(CoordinatorEnded(KILLED, ""), 1.0)
+    driver.tell(Tick(), 121.0)
+    assert Signal(0, signal.SIGKILL) in driver.tell(Tick(), 6.0)
+
+
+def test_a_guest_whose_workers_halt_starts_none_again_and_ends_its_servers() -> None:
+    driver = Driver(workers=2, servers=1, owns_coordinator=False)
+    driver.open_all()
+    driver.tell(Exited(0, KILLED))
+    driver.tell(Exited(1, HALTED))
+    assert starts(driver.tell(Tick(), 5.0)) == []
+    assert driver.machine.outcome is None
+    assert Signal(2, signal.SIGTERM) in driver.log
+    driver.tell(Exited(2, 0))
+    outcome = driver.machine.outcome
+    assert outcome is not None
+    assert (outcome.result, outcome.code) == (Result.HALTED, HALTED)
+
+
+def test_a_plain_script_knows_nothing_of_that() -> None:
+    driver = Driver(workers=1)
+    for _ in range(11):
+        driver.tell(CoordinatorEnded(KILLED, ""), 1.0)
+    assert driver.machine.stage is Stage.FAILING

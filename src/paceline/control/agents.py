@@ -50,6 +50,19 @@ class Agents:
             return True
         return sum(report.num_workers for report in reports) > num_ready
 
+    def have_reported_all(self, alive: Iterable[Record]) -> bool:
+        """Whether the agents of these members have been heard of, and all of their workers that live too."""
+        introductions = [record.introduction for record in alive]
+        known = {(introduction.agent, introduction.pid) for introduction in introductions}
+        workers = {
+            (report.agent, pid)
+            for report in self._reports.values()
+            for pid in report.living
+            if pid not in report.servers
+        }
+        agents = {introduction.agent for introduction in introductions if introduction.agent}
+        return agents <= self._reports.keys() and workers <= known
+
     def last_exit(self) -> str:
         exits = [text for report in self._reports.values() for text in report.exits.values()]
         return exits[-1] if exits else ""

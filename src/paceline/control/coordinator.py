@@ -76,7 +76,7 @@ class Coordinator:
         self.records = self.census.records
         self._agents = Agents()
         self._clock = WakingClock(now, stall_s=settings.stall_s, listen_s=settings.listen_s, restored=bool(remembered))
-        self._now = self._clock.now  # seconds that it was awake, not those of the clock
+        self._now = self._born = self._clock.now  # seconds that it was awake, not those of the clock
         self._vitals = Vitals(settings, self.census, self._agents, self._clock)
         self._conflicts = Conflicts()
         self._surveys = Surveys(settings.silence_s, host)
@@ -135,6 +135,11 @@ class Coordinator:
 
     def _on_report(self, report: Report) -> bool:
         record = self.records.get(report.member)
+        if (lost := founding.forgotten(report, self.standing, is_known=record is not None)) is not None:
+            self._note(
+                "forgotten", record, f"member {report.member} knows of generation {report.plan}; the journal is lost"
+            )
+            self._keep(term=lost.term, newest=lost.newest)
         if record is None:
             if report.introduction is None:
                 return False
@@ -318,6 +323,9 @@ class Coordinator:
         """Found the run when enough members are ready."""
         ready = self.census.ready()
         self._release_idle()
+        if holders := founding.holders(self.census.alive):
+            self._adopt_holders(holders)
+            return
         if self.standing.halting:
             self._keep(over="ended", reason=self.standing.halting)
             self._release_all()
@@ -334,9 +342,11 @@ class Coordinator:
         if len(ready) < self.settings.fewest:
             return
         may_wait = waited_s < self.settings.grace_s and self._agents.may_bring_more(len(ready))
-        if len(ready) < self.settings.wanted and may_wait:
+        if len(ready) < self.settings.wanted and may_wait and not founding.has_survivor(ready):
             return
         if self.standing.ranges and not self._has_enough_servers(waited_s):
+            return
+        if not self.standing.founded and self._may_have_forgotten():
             return
         self._ready_since = None
         ready = sorted(ready, key=lambda record: -record.report.checkpoint)[: self.settings.most]
@@ -356,6 +366,30 @@ class Coordinator:
             self._place(self._manager.found(generation, self.census.ready_servers(), self.standing.ranges))
             self._keep_aim()
         self._issue(plan)
+
+    def _may_have_forgotten(self) -> bool:
+        """A coordinator that knows of no founding may be one whose journal is lost: it hears everybody first who could
+        hold the state."""
+        is_young = self._now - self._born < self.settings.silence_s
+        return is_young and not self._agents.have_reported_all(self.records.values())
+
+    def _adopt_holders(self, holders: list[Record]) -> None:
+        """The journal is lost, and members that live hold the state: the run goes on from the newest of them."""
+        if self._may_have_forgotten():
+            return
+        self._ready_since = None
+        if self.standing.ranges:
+            self.fail(
+                "the run's database is lost, and with it which server holds what; resume from the newest checkpoint"
+            )
+            self._release_all()
+            return
+        newest = max(record.report.applied for record in holders)
+        self._note("adopted", None, f"{len(holders)} members hold the state, up to operation {newest}")
+        plan = Plan(self.standing.newest, Start.RECOVER, self._seats(holders), newest)
+        founded = max(1, self.standing.founded)
+        self._keep(current=plan, fence=self.standing.newest + 1, founded=founded, reached=newest)
+        self._recover()
 
     def _has_enough_servers(self, waited_s: float) -> bool:
         """Whether the run can be founded with the servers that are there."""
@@ -482,6 +516,10 @@ class Coordinator:
         for record in self.census.alive:
             current, holds = self.standing.current, record.report.applied > NOTHING
             if self.plan_of(record.member) is None and ((holds and current is not None) or record.is_going):
+                if founding.holders([record]) and current is not None and not record.is_going:
+                    late = f"it came with operation {record.report.applied} when the run had gone on without it"
+                    self._end(record, Fate.EVICTED, late)  # it comes back as another
+                    continue
                 self._end(record, Fate.RELEASED, "left the run")
 
     def _release_all(self) -> None:

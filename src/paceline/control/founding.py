@@ -1,10 +1,54 @@
-"""Whether a newcomer fits the run: pure comparison, with a message that says what differs."""
+"""The beginning of a run, and of a coordinator that has forgotten one: pure rules.
+
+Whether a newcomer fits the run, with a message that says what differs; whether somebody is still to be waited for; and
+what is to be made of members that know more than their coordinator, because its journal was lost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from paceline.control.messages import Introduction
+from paceline.control.coordinator_events import Standing
+from paceline.control.messages import NOTHING, Introduction, Phase, Report
+from paceline.control.roster import Record
+
+
+class Forgotten(NamedTuple):
+    """From where a coordinator goes on that has forgotten at least this: its next term, and the newest generation."""
+
+    term: int
+    newest: int
+
+
+def forgotten(report: Report, standing: Standing, *, is_known: bool) -> Forgotten | None:
+    """What a report proves to be forgotten. A generation is remembered before anybody hears of it, and so is a member;
+    who was told of others has heard them from a coordinator whose journal is lost."""
+    was_known = not is_known and report.introduction is None and report.phase is not Phase.BUILDING
+    if (
+        report.plan <= standing.newest
+        and report.term <= standing.term
+        and not (was_known and report.term >= standing.term)
+    ):
+        return None
+    return Forgotten(max(report.term, standing.term) + 1, max(report.plan, standing.newest))
+
+
+def holders(alive: Iterable[Record]) -> list[Record]:
+    """Who lives and holds the training state of a run that no plan speaks of: it must not be founded anew without them.
+    Those who left in order are none: the others may have gone on."""
+    working = (Phase.ACTIVE, Phase.ENDED)
+    return [
+        record
+        for record in alive
+        if record.report.applied > NOTHING and not record.report.left and record.report.phase in working
+    ]
+
+
+def has_survivor(ready: Iterable[Record]) -> bool:
+    """Whether one of those that are ready had a seat before. A run that has begun does not wait for who may come: they
+    join later."""
+    return any(record.report.plan > 0 for record in ready)
 
 
 def difference(facts: Mapping[str, str], parameters: Sequence[str], introduction: Introduction) -> str:
