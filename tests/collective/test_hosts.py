@@ -91,3 +91,30 @@ def test_a_cut_cable_ends_at_the_deadline(lab: Netlab) -> None:
             lab.hosts[1].mend()
         assert "rank 1" in texts[0]
         assert "rank 0" in texts[1]
+
+
+def wait_for_a_dead_path(group: Group) -> Any:
+    """All wait for rank 0, and rank 0 for rank 1, which says nothing."""
+    tensor = torch.zeros(1000)
+    group.all_reduce(tensor)
+    say("under way")
+    try:
+        group.recv(tensor, 1 if group.rank == 0 else 0, timeout_s=60.0)
+    except PeerLost as error:
+        return error
+    return "no error"
+
+
+def test_a_path_that_carries_nothing_is_noticed_though_nobody_uses_it(lab: Netlab) -> None:
+    with Crew(3, hosts="abc", lab=lab.hosts, tls=True) as crew:
+        crew.start(wait_for_a_dead_path)
+        for rank in range(3):
+            crew.hear(rank)
+        lab.hosts[1].lose(lab.hosts[2])
+        try:
+            errors = crew.finish(timeout_s=30.0)
+        finally:
+            lab.hosts[1].find(lab.hosts[2])
+        # Who notices first tells the others; which of the two it is, is chance.
+        assert {error.rank for error in errors} <= {1, 2}
+        assert not any(error.died for error in errors)

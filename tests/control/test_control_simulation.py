@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from paceline.control.coordinator import Coordinator
 from paceline.control.messages import Phase, Start
 from paceline.control.surveys import UNREACHABLE
 from paceline.testing.simulation import Violation, World
-from paceline.testing.simulation.mutations import MUTATIONS, Mutation
+from paceline.testing.simulation.mutations import MUTATIONS, SOUND, Mutation
 from paceline.testing.simulation.world import Agent
 
 SCHEDULES = 800  # `make simulate` runs a hundred thousand, `make soak` the next ones
@@ -88,35 +91,47 @@ def test_all_may_leave_if_somebody_is_ready_to_take_over(seed: int) -> None:
     assert all(0 < worker.machine.applied < newcomer.machine.applied for worker in founders.values())
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_hosts_that_stay_parted_cost_some_workers_and_not_the_run(seed: int) -> None:
-    """With hosts a, b and c, of which b and c cannot reach each other for good, a goes on with one of the two; who
-    comes from the other one gets no seat."""
-    world = World(seed, calm=True)
+def hosts_after_parting(seed: int, mutation: Mutation = SOUND) -> list[set[str]]:
+    """Of hosts a, b and c, two cannot reach each other for good, and workers come from all: the hosts of each plan that
+    was in force, or prepared, after somebody had been let go for it."""
+    world = World(seed, mutation, calm=True)
     for host in "abc":
         agent = world.agents.get(host) or world.agents.setdefault(host, Agent(world, host))
         world.after(0.0, agent.start)
     world.after(3.0, lambda: world.part(("b", "c"), lasting=True))
-    decided: list[int] = []  # the newest plan when somebody was let go first
     seated: dict[int, set[str]] = {}
 
     def look() -> None:
         machine = world.coordinator
         assert machine is not None
-        if not decided and any(record.reason.startswith(UNREACHABLE) for record in machine.records.values()):
-            decided.append(machine.standing.newest)
-        plans = [plan for plan in (machine.standing.current, machine.standing.pending) if plan is not None]
-        seated.update({plan.generation: {seat.host for seat in plan.seats} for plan in plans})
+        if any(record.reason.startswith(UNREACHABLE) for record in machine.records.values()):
+            plans = [plan for plan in (machine.standing.current, machine.standing.pending) if plan is not None]
+            seated.update({plan.generation: {seat.host for seat in plan.seats} for plan in plans})
         world.after(0.01, look)
 
     world.after(3.0, look)
     for host in "bc":
         world.after(4.0, world.agents[host].start)
     world.run()
-    (first,) = decided
-    after = [hosts for generation, hosts in seated.items() if generation >= first]
-    assert after
-    assert all("a" in hosts and not {"b", "c"} <= hosts for hosts in after)
+    return list(seated.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hosts_that_stay_parted_cost_some_workers_and_not_the_run(seed: int) -> None:
+    found = hosts_after_parting(seed)
+    assert found
+    assert all("a" in hosts and not {"b", "c"} <= hosts for hosts in found)
+
+
+class SeatsAnybody(Coordinator):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._surveys.admitted = lambda newcomers, *_: list(newcomers)  # type: ignore[method-assign]
+
+
+def test_a_coordinator_that_seats_who_cannot_reach_all_is_seen() -> None:
+    mutation = Mutation("seats who cannot reach all", coordinator=SeatsAnybody)
+    assert any({"b", "c"} <= hosts for seed in range(20) for hosts in hosts_after_parting(seed, mutation))
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -203,7 +203,7 @@ def parted(hosts: Hosts) -> Hosts:
     return hosts
 
 
-def test_who_comes_from_a_host_that_was_let_go_must_reach_every_member_first(parted: Hosts) -> None:
+def test_who_comes_after_somebody_was_let_go_must_reach_every_member_first(parted: Hosts) -> None:
     assert parted.seated() == ("a1", "b1")
     assert set(parted.survey_of("c2").targets) == {"a1", "b1"}
     assert set(parted.survey_of("b1").targets) == {"c2"}
@@ -225,12 +225,24 @@ def test_and_every_member_must_reach_it(parted: Hosts) -> None:
     assert parted.seated() == ("a1", "b1")
 
 
-def test_a_newcomer_from_any_other_host_is_seated_at_once(parted: Hosts) -> None:
-    parted.say("d1", phase=Phase.READY)
-    assert parted.seated() == ("a1", "b1", "d1")
+def test_a_neighbour_of_all_members_has_nobody_to_reach() -> None:
+    hosts = Hosts("a1", "b1")
+    hosts.complain("a1", "b1")
+    hosts.complain("b1", "a1")
+    hosts.answer("a1", "b1")
+    hosts.answer("b1", "a1")
+    hosts.work("a1")
+    hosts.say("a2", phase=Phase.READY)
+    assert hosts.seated() == ("a1", "a2")
 
 
-def test_a_coordinator_that_comes_back_remembers_which_host_was_let_go(parted: Hosts) -> None:
+def test_where_nobody_was_let_go_newcomers_are_seated_at_once() -> None:
+    hosts = Hosts("a1", "b1")
+    hosts.say("c1", phase=Phase.READY)
+    assert hosts.seated() == ("a1", "b1", "c1")
+
+
+def test_a_coordinator_that_comes_back_remembers_that_somebody_was_let_go(parted: Hosts) -> None:
     parted.machine = Coordinator(parted._settings, parted.now, parted._memory, "a")
     for member in ("a1", "b1", "c2", "a1"):
         parted.say(member)
@@ -242,10 +254,12 @@ def test_a_coordinator_that_comes_back_remembers_which_host_was_let_go(parted: H
 
 def test_an_answer_for_other_members_than_those_of_the_plan_does_not_count(parted: Hosts) -> None:
     number = parted.survey_of("c2").number
-    parted.say("d1", phase=Phase.READY)
-    parted.work("a1", "b1", "d1")
-    assert parted.seated() == ("a1", "b1", "d1")
-    assert set(parted.survey_of("c2").targets) == {"a1", "b1", "d1"}
-    for member in ("a1", "b1", "c2"):
+    parted.say("a2", phase=Phase.READY)
+    for member, missing in (("a1", ()), ("b1", ("c2",)), ("a2", ()), ("c2", ())):
+        parted.answer(member, *missing)
+    parted.work("a1", "b1", "a2")
+    assert parted.seated() == ("a1", "b1", "a2")
+    assert set(parted.survey_of("c2").targets) == {"a1", "b1", "a2"}
+    for member in ("a1", "b1", "a2", "c2"):
         parted.say(member, surveyed=number, unreachable=())
-    assert parted.seated() == ("a1", "b1", "d1")
+    assert parted.seated() == ("a1", "b1", "a2")

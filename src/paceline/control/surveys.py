@@ -4,9 +4,9 @@ When members complain of others that live, all who hold the training state are a
 their directives). Their answers say which hosts are parted, and `partition` which of them go on together. It is decided
 when all have answered, or at the silence deadline with the answers that are there.
 
-A host from which somebody was let go for this reason is remembered, by the records of the members that it had: who
-comes from there later gets a seat only after it has reached every member of the plan in force, and each of them has
-reached it. Else it would come in, break the group and be let go again, as long as the hosts stay parted.
+Once somebody was let go for this reason, which the records of members remember, whoever comes gets a seat only after it
+has reached every member of the plan in force, and each of them has reached it. Else it would come in, break the group
+and be let go again, as long as hosts stay parted.
 """
 
 from __future__ import annotations
@@ -65,11 +65,10 @@ class Surveys:
         self, newcomers: Sequence[Record], members: Sequence[Record], records: Iterable[Record], term: int, now: float
     ) -> list[Record]:
         """Who of the newcomers may have a seat beside these members; whether others could have one is asked for."""
-        barred = {record.host for record in records if _was_unreachable(record)} if newcomers else set()
-        asked = [record for record in newcomers if record.host in barred]
-        if asked:
-            self._examine(asked, members, term, now)
-        return [record for record in newcomers if record not in asked or self._is_joined_to_all(record, members)]
+        if not newcomers or not any(_was_unreachable(record) for record in records):
+            return list(newcomers)
+        self._examine(newcomers, members, term, now)
+        return [record for record in newcomers if self._is_joined_to_all(record, members)]
 
     def _examine(self, asked: Sequence[Record], members: Sequence[Record], term: int, now: float) -> None:
         """Let these newcomers and the members dial each other; again when it is about others, or after a while."""
