@@ -122,4 +122,4 @@ def test_workers_that_cannot_gather_what_servers_held_say_so(tmp_path: Path) -> 
         output = finish(guest, HALTED)
         assert "what this worker holds could not be saved" in output
         assert "nothing could be saved on this machine" in output
-        assert "--resume" not in output
+        assert "paceline run --resume" not in output
