@@ -23,6 +23,7 @@ from paceline.control.reader import RunReader
 from paceline.control.service import ENDED, FAILED, INTERRUPTED, Standing
 from paceline.control.ticket import ACCESS_FILE, Ticket, read_access
 from paceline.errors import CallFailed, ConnectionLost, HandshakeRefused, WireError
+from paceline.wire import calls
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.handshake import Credentials
@@ -347,3 +348,29 @@ def test_a_closed_service_leaves_wire_errors(tmp_path: Path) -> None:
         pass
     with pytest.raises(WireError):
         status(running.ticket)
+
+
+def test_checkpoints_are_taken_from_workers_of_the_run_only(tmp_path: Path) -> None:
+    sizes = {"model.safetensors": 1, "state.safetensors": 1, "manifest.json": 1}
+    with serving(new_config(tmp_path, wanted=2)) as running, training(running.ticket, 2) as (first, second):
+        eventually(lambda: len(first.applied) > 5, "the run to start")
+        stranger = connect(running.ticket, Identity(), "custody")
+        with contextlib.closing(stranger), pytest.raises(CallFailed, match="no worker of this run"):
+            calls.call(stranger, "hold", sizes, deadline=soon())
+        agent = connect(running.ticket, Identity(), "custody", "agent")
+        with contextlib.closing(agent), pytest.raises(CallFailed, match="no operation 'hold'"):
+            calls.call(agent, "hold", sizes, deadline=soon())
+        second.vanish()
+        eventually(lambda: status_of(running.ticket, second.name) == "dead", "its death to be known")
+        lost = connect(running.ticket, second.credentials.identity, "custody")
+        with contextlib.closing(lost), pytest.raises(CallFailed, match="not in the run any more"):
+            calls.call(lost, "hold", sizes, deadline=soon())
+        alive = connect(running.ticket, first.credentials.identity, "custody")
+        with contextlib.closing(alive):
+            calls.call(alive, "hold", sizes, deadline=soon())
+            assert len(list((tmp_path / "checkpoints").glob(".partial-*"))) == 1
+        eventually(lambda: not list((tmp_path / "checkpoints").iterdir()), "nothing to be left of what was not sent")
+
+
+def status_of(ticket: Ticket, member: str) -> str:
+    return next(str(row["fate"]) for row in status(ticket).members if row["member"] == member)

@@ -14,7 +14,10 @@ from paceline.control.reader import RunReader
 from paceline.engine.base import HALTED
 from paceline.testing import netlab
 
-pytestmark = pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
+pytestmark = [
+    pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or ""),
+    pytest.mark.timeout(300),  # several hosts begin and end their processes more than once
+]
 
 
 def coordinators(run: Run) -> list[int]:

@@ -21,7 +21,10 @@ from custody_runs import (
 
 from paceline.testing import netlab
 
-pytestmark = pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
+pytestmark = [
+    pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or ""),
+    pytest.mark.timeout(300),  # several hosts begin and end their processes more than once
+]
 
 
 def test_checkpoints_and_logs_reach_the_runs_folder_where_rank_0_is_on_another_host(tmp_path: Path) -> None:

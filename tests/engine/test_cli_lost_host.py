@@ -22,7 +22,10 @@ from custody_runs import (
 from paceline.engine.base import HALTED
 from paceline.testing import netlab
 
-pytestmark = pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
+pytestmark = [
+    pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or ""),
+    pytest.mark.timeout(300),  # several hosts begin and end their processes more than once
+]
 
 
 def resume_command(output: str) -> list[str]:
@@ -107,3 +110,19 @@ def test_a_group_that_works_without_the_coordinators_host_ends_at_a_clean_point(
         one, other = (newest(tmp_path / folder / "counted") for folder in ("there", "elsewhere"))
         assert (one.operation, final_counts(one)) == (other.operation, final_counts(other))
         go_on(run, outputs[0], 1)
+
+
+def test_workers_that_cannot_gather_what_servers_held_say_so(tmp_path: Path) -> None:
+    """The only server was on the host that is lost."""
+    with run_over(2, tmp_path, strategy="server") as run:
+        head = run.run("-n", "1", "--servers", "1")
+        wait_until(lambda: 0 in run.ranks(), head)
+        guest = run.join(1, "there")
+        wait_until(lambda: len(run.ranks()) == 2, head, guest)
+        reached = run.steps()
+        wait_until(lambda: run.steps() > reached + 5, head, guest)
+        kill_all(pids_on(run.lab.hosts[0]))
+        output = finish(guest, HALTED)
+        assert "what this worker holds could not be saved" in output
+        assert "nothing could be saved on this machine" in output
+        assert "paceline run --resume" not in output

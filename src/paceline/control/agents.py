@@ -50,18 +50,16 @@ class Agents:
             return True
         return sum(report.num_workers for report in reports) > num_ready
 
-    def have_reported_all(self, alive: Iterable[Record]) -> bool:
-        """Whether the agents of these members have been heard of, and all of their workers that live too."""
-        introductions = [record.introduction for record in alive]
-        known = {(introduction.agent, introduction.pid) for introduction in introductions}
-        workers = {
-            (report.agent, pid)
-            for report in self._reports.values()
-            for pid in report.living
-            if pid not in report.servers
-        }
-        agents = {introduction.agent for introduction in introductions if introduction.agent}
-        return agents <= self._reports.keys() and workers <= known
+    def have_come(self, alive: Iterable[Record]) -> bool:
+        """Whether the agents of these members have been heard of."""
+        return {record.introduction.agent for record in alive} - {""} <= self._reports.keys()
+
+    def see_unknown(self, alive: Iterable[Record]) -> bool:
+        """Whether an agent sees a worker alive that is none of these."""
+        known = {(record.introduction.agent, record.introduction.pid) for record in alive}
+        reports = self._reports.values()
+        living = {(report.agent, pid) for report in reports for pid in report.living.keys() - set(report.servers)}
+        return not living <= known
 
     def last_exit(self) -> str:
         exits = [text for report in self._reports.values() for text in report.exits.values()]

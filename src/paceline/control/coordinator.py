@@ -370,8 +370,10 @@ class Coordinator:
     def _may_have_forgotten(self) -> bool:
         """A coordinator that knows of no founding may be one whose journal is lost: it hears everybody first who could
         hold the state."""
-        is_young = self._now - self._born < self.settings.silence_s
-        return is_young and not self._agents.have_reported_all(self.records.values())
+        age_s, records = self._now - self._born, self.records.values()
+        if not self._agents.have_come(records):
+            return age_s < self.settings.listen_s
+        return age_s < self.settings.silence_s and self._agents.see_unknown(records)
 
     def _adopt_holders(self, holders: list[Record]) -> None:
         """The journal is lost, and members that live hold the state: the run goes on from the newest of them."""

@@ -374,6 +374,11 @@ class Served:
         spec = next(spec for spec in self._sparse.specs if spec.name == name)
         return in_order(self._state.gather(self.client, self._standing.step)["tables"][name], spec)
 
+    @property
+    def gathered_step(self) -> int:
+        """The newest step that servers had made in the last full state."""
+        return self._state.gathered_step
+
     def full_state(self) -> dict[str, Any]:
         state = self._state.gather(self.client, self._standing.step)
         if self._dense is not None:

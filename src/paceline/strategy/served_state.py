@@ -47,6 +47,7 @@ class ServedState:
         self._sparse = sparse
         self._optimizers = optimizers
         self.tables: dict[str, Any] = {}
+        self.gathered_step = 0  # the newest that a range had when all was gathered last
         self.leases: dict[int, LeaseSet] = {}
         self.counts: dict[int, dict[str, torch.Tensor]] = {}
         self.now = 0
@@ -165,6 +166,7 @@ class ServedState:
 
         errand = Errand(range(self._layout.num_ranges), pull=Need(step=step), exports=True)
         client.run(errand, ask, "gathering the state of the servers")
+        self.gathered_step = max((record.step for record in errand.records.values()), default=0)
         # An answer may also have what does not count: of ranges that moved before it was given.
         given = [_Given(parcel.answer, parcel.given) for parcel in parcels if parcel.answer is not None]
         found: dict[int, tuple[Making, Parcel]] = {

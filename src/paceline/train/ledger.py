@@ -25,6 +25,7 @@ from paceline.control.progress import ProgressKeeper, StepRow
 from paceline.data.cursor import Cursor
 from paceline.train import saving
 from paceline.train.book import Book
+from paceline.train.errors import Orphaned
 from paceline.train.membership import Place
 from paceline.train.saving import Saver
 from paceline.train.training_state import TrainingState
@@ -260,8 +261,14 @@ class TrainingLedger:
         tree["book"]["unkept_best"] = None
         return saving.contents_of(self._run, operation, (cursor.epoch, cursor.position), tree, plan)
 
-    def leave_behind(self, num_leases: int) -> Path | None:
-        """Write what this worker holds on its own host; where. None if nothing was trained yet."""
+    def leave_behind(self, num_leases: int, step_on_servers: Callable[[], int]) -> Path | None:
+        """Write what this worker holds on its own host; where. None if nothing was trained yet. Servers that are ahead
+        of this worker hold samples that its cursor does not count."""
         if not self.book.steps:
             return None
-        return self.saver.write_held(self._contents(self._look_applied() + num_leases, {}))
+        contents = self._contents(self._look_applied() + num_leases, {})
+        if step_on_servers is not None and step_on_servers() > self.book.steps:
+            raise Orphaned(
+                f"servers have made step {step_on_servers()}, and this worker has seen {self.book.steps} of them"
+            )
+        return self.saver.write_held(contents)

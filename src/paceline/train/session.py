@@ -447,8 +447,15 @@ class Session:
 
     def _leave_behind(self, orphaned: Orphaned) -> None:
         """The coordinator is gone for good: this worker ends, and what it holds stays on its host."""
-        num_leases = self._leasing.num_done() if self._leasing is not None else 0
-        self.halting.halt(orphaned, lambda: self._ledger.leave_behind(num_leases))
+        aggregation, num_leases = self._strategy.aggregation, 0
+        served = aggregation if isinstance(aggregation, Served) else None
+        if self._leasing is not None:
+            served, num_leases = None, self._leasing.num_done()  # each range says which leases it has
+
+        def step_on_servers() -> int:
+            return served.gathered_step if served is not None else 0
+
+        self.halting.halt(orphaned, lambda: self._ledger.leave_behind(num_leases, step_on_servers))
         self._finish(0.1)
 
     def _check(self) -> None:
