@@ -13,8 +13,8 @@ Invariants
 - An answer is released when every replica that the primary feeds has taken what it speaks of (`Outcome.waits`), so
   nothing is acknowledged, or shown, that the death of this server would take back. A replica that is gone is waited
   for until a placement without it says so.
-- What is here is shown, and changed, only to workers of the founding that it belongs to: when a run is founded anew, its
-  workers may hear of it before its servers do.
+- What is here is shown to, and changed by, workers of the founding that it belongs to: when a run is founded anew,
+  its workers may hear of it before its servers do.
 - A server that was primary and is not any more answers MOVED, also for what it has done but not acknowledged: the
   request is made again elsewhere, where it counts if it has not yet.
 
