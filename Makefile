@@ -57,11 +57,12 @@ bench: $(READY)
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/control.py
 
-# Random fault schedules of the control machines and of servers; a failing one is printed as the command that replays it.
+# Random fault schedules of all machines together, and of parts; a failing one is printed as the command that replays it.
 SEEDS ?= 100000
 simulate: $(READY)
 	$(BIN)/python -m paceline.testing.simulate --seeds $(SEEDS)
-	$(BIN)/python -m paceline.testing.simulate --servers --seeds $(SEEDS)
+	$(BIN)/python -m paceline.testing.simulate --part control --seeds $(SEEDS)
+	$(BIN)/python -m paceline.testing.simulate --part servers --seeds $(SEEDS)
 
 # Random faults on real runs of several hosts, checked by a model that counts its samples; docs/chaos.md. Seeds that are in chaos/results.jsonl are
 # skipped, so a long run can be made in parts. Several hosts need root.

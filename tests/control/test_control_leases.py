@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 
 from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import Desk, Done, Hand, LeaseGrant, LeaseReport
+from paceline.control.member import Member
+from paceline.control.member_events import Adopt, Exit
+from paceline.control.messages import Directive, Verdict
+from paceline.placement.placement import Placement
 
 LEASES = st.sets(st.integers(0, 12))
 
@@ -260,3 +264,36 @@ def test_a_desk_that_has_forgotten_believes_who_was_told_that_all_is_done() -> N
         "a": ((), True),
         "b": ((), True),
     }
+
+
+def test_who_is_let_go_in_the_middle_of_a_lease_still_hears_where_the_servers_are() -> None:
+    """Else its last push would wait for ever for a server that died."""
+    member = Member("A")
+    member.handle(Directive(1, 1, "A", Verdict.KNOWN, placement=Placement(1)))
+    assert [type(action) for action in member.handle(Directive(1, 2, "A", Verdict.RELEASED))] == [Exit]
+    told = Directive(1, 3, "A", Verdict.RELEASED, placement=Placement(2))
+    assert member.handle(told) == [Adopt(Placement(2))]
+    assert member.handle(told) == []
+    assert member.report().placement == 2
+
+
+def test_a_desk_that_comes_back_after_the_end_was_asked_for_hands_out_nothing() -> None:
+    desk = Desk((0, 2))
+    desk.stop_again(whole=-1)
+    desk.take(LeaseReport("A", 0, 4, wants=2))
+    (grant,) = desk.grants(1, ["A"])
+    assert (grant.leases, grant.is_stopped, grant.is_finished) == ((), True, False)
+
+
+def test_an_epoch_that_was_whole_when_the_end_was_asked_for_is_finished_by_the_next_desk_too() -> None:
+    desk = Desk()
+    desk.take(LeaseReport("A", 0, 2, done=(Done(0), Done(1))))
+    desk.stop()
+    again = Desk(desk.to_remember() or (-1, 0))
+    again.stop_again(desk.whole)
+    again.take(LeaseReport("B", 0, 2, wants=2))
+    (grant,) = again.grants(2, ["B"])
+    assert (grant.is_finished, grant.is_stopped) == (True, False)
+    again.take(LeaseReport("B", 1, 2, wants=2))  # the next epoch is not begun any more
+    (grant,) = again.grants(2, ["B"])
+    assert (grant.leases, grant.is_stopped) == ((), True)

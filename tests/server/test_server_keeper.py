@@ -23,6 +23,23 @@ def test_who_goes_by_a_newer_placement_than_the_server_asks_again_later() -> Non
     assert outcome.answer.pushed == {0: Refusal.EARLY, 7: Refusal.EARLY}
 
 
+def test_who_is_of_another_founding_than_the_server_changes_and_sees_nothing() -> None:
+    """A run that is founded anew: its workers may hear of it before the servers do, or long after."""
+    group = Group("a", replicas("a"))
+    group.load("a")
+    keeper = group.keepers["a"]
+    began, version = keeper.placement.began, group.version
+    newer = Request(version + 1, (0,), push=Apply(0, 0), pull=Need(), began=version + 1)
+    assert keeper.serve(newer, None).answer.pushed == {0: Refusal.EARLY}
+    assert keeper.serve(newer, None).answer.pulled == {0: Refusal.EARLY}
+    older = Request(version, (0,), push=Apply(0, 0), pull=Need(), began=began - 5)
+    assert keeper.serve(older, None).answer.pushed == {0: Refusal.MOVED}
+    assert group.log("a") == []
+    same = Request(version, (0,), push=Apply(0, 0), began=began)
+    assert not keeper.serve(same, None).answer.pushed
+    assert group.log("a") == [("lease", 0, 0)]
+
+
 def test_a_range_is_empty_until_it_is_loaded_and_is_loaded_once() -> None:
     group = Group("a", replicas("a"))
     assert group.ask("a", pull=Need()).answer.pulled == {0: Refusal.EMPTY}

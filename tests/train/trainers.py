@@ -1,4 +1,8 @@
-"""Small trainings for tests: linear data, a tiny model, and a note of every sample that was committed."""
+"""Small trainings for tests: linear data, a tiny model, and a note of every sample that was committed.
+
+The model counts its samples in its weights: the *tally* gets the share of each sample in its batch, by an optimizer of
+its own. So what the dead contributed is known too: it is in the survivors' weights, once, or the test fails.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
+from paceline.data.order import Orders
 from paceline.testing.rehearsal import say
 from paceline.train import transfer
 from paceline.train.headers import Headers
@@ -23,6 +28,7 @@ from paceline.train.session import Session
 
 LENGTH = 203
 BATCH = 16
+SEED = 3
 
 
 class Numbered(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
@@ -137,19 +143,24 @@ def train(
     on every worker at that place of the script."""
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tally = nn.Parameter(torch.zeros(LENGTH))
+    model.register_parameter("tally", tally)
+    counting = torch.optim.SGD([tally], lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.9)
     data = Numbered()
     options.setdefault("checkpoints", Checkpoints(every_s=None))
-    session = Session(model, optimizer, schedule, data=data, global_batch=BATCH, seed=3, **options)
+    session = Session(model, optimizer, counting, schedule, data=data, global_batch=BATCH, seed=SEED, **options)
     attempt: list[int] = []
     committed: list[tuple[int, int, list[int]]] = []
     scores: list[dict[str, Any]] = []
+    losses: dict[int, float] = {}
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         attempt[:] = numbers.tolist()
         in_loss(session)
         time.sleep(pause_s)
-        return F.cross_entropy(model(x), y)
+        mine = tally[numbers]
+        return F.cross_entropy(model(x), y) - (mine - mine.detach()).mean()  # which changes the gradient only
 
     def validate(x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> dict[str, Any]:
         in_validate(session)
@@ -160,6 +171,7 @@ def train(
         for batch in epoch:
             attempt.clear()
             loss = session.step(loss_fn, batch)
+            losses[session.steps] = loss
             schedule.step()
             session.state["bodies"] = session.state.get("bodies", 0) + 1
             committed.append((epoch.number, session.steps, sorted(attempt)))
@@ -182,12 +194,15 @@ def train(
         "bodies": session.state["bodies"],
         "steps": session.steps,
         "scores": scores,
+        "tally": tally.tolist(),
+        "losses": losses,
         "weights": torch.cat([tensor.flatten() for tensor in model.state_dict().values()]).tolist(),
     }
 
 
 def check_samples(results: list[dict[str, Any]], epochs: int, *, lost: bool = False) -> None:
-    """Per epoch the committed samples are the data, each once; those that the dead contributed are not known."""
+    """Per epoch the committed samples are the data, each once. With `lost`, what the dead contributed is missing in
+    what the survivors noted; what their weights counted must be complete all the same."""
     for epoch in range(epochs):
         seen = Counter(
             number for result in results for at, _, numbers in result["committed"] if at == epoch for number in numbers
@@ -195,6 +210,27 @@ def check_samples(results: list[dict[str, Any]], epochs: int, *, lost: bool = Fa
         assert not [number for number, count in seen.items() if count > 1]
         if not lost:
             assert sorted(seen) == list(range(LENGTH))
+    for result in results:
+        if "tally" in result:
+            check_tally(result["tally"], epochs)
+
+
+def check_tally(tally: list[float], epochs: int) -> None:
+    """Every sample counted once an epoch, with its share of the batch it was in."""
+    orders = Orders(seed=SEED, length=LENGTH, shuffle=True, order=None)
+    expected = [0.0] * LENGTH
+    for epoch in range(epochs):
+        for start in range(0, LENGTH, BATCH):
+            stop = min(start + BATCH, LENGTH)
+            for number in orders.slice(epoch, start, stop):
+                expected[int(number)] += 1 / (stop - start)
+    least = 1 / BATCH
+    wrong = {
+        number: (tally[number] - expected[number]) / least
+        for number in range(LENGTH)
+        if abs(tally[number] - expected[number]) > 0.01 * least
+    }
+    assert not wrong, f"counted too often (+) or too rarely (-), by sample: {wrong}"
 
 
 def check_alike(results: list[dict[str, Any]]) -> None:

@@ -102,6 +102,8 @@ class Coordinator:
         self._manager = ServerManager(settings.replicas, placement, aim, by_load=settings.by_load)
         self._kept_aim = aim
         self._desk = Desk(leases)
+        if standing.halting:
+            self._desk.stop_again(standing.whole)
         self._keep(term=standing.term + 1)
         self._first_actions = self._actions
 
@@ -194,16 +196,24 @@ class Coordinator:
 
     def _on_halt(self, event: Halt) -> bool:
         if not self.standing.halting and not self.standing.over:
-            self._keep(halting=event.reason)
-            self._desk.stop()
+            self._wind_down(event.reason)
             self._note("halting", None, event.reason)
         return True
 
+    def _wind_down(self, reason: str) -> None:
+        """No more leases; a coordinator that comes back after this one says the same of the epoch that it ends in."""
+        self._desk.stop()
+        self._keep(halting=reason, whole=self._desk.whole)
+        self._keep_leases()
+
     def _on_tick(self, _: Tick) -> bool:
+        self._keep_leases()
+        return True
+
+    def _keep_leases(self) -> None:
         if (reached := self._desk.to_remember()) is not None:
             self._desk.remembered = reached
             self._actions.append(Remember("leases", msgspec.msgpack.encode(reached)))
-        return True
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -464,8 +474,7 @@ class Coordinator:
         if not staying and coming and not self.standing.halting:
             staying = self.census.of(current)  # they hand over first, and go with the next
         if not staying and not self.standing.halting:
-            self._keep(halting="all members were asked to leave")
-            self._desk.stop()
+            self._wind_down("all members were asked to leave")
         if not staying or (len(staying) == len(current.members) and not coming):
             if withdrawn:
                 self._keep(pending=None)

@@ -158,3 +158,4 @@ class Standing(msgspec.Struct, frozen=True):
     over: str = ""  # "", "ended", "failed"
     reason: str = ""
     halting: str = ""
+    whole: int = -1  # the epoch of which all leases were done when the run was asked to end

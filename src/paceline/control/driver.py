@@ -2,7 +2,7 @@
 
 One lock guards the machine; it is held for a transaction, never for a peer. Who finds it taken leaves its event in a
 queue, and the holder, or the ticking thread, takes all that is there at once: a thousand threads never stand in line,
-and a crowd of events costs one transaction. Of several reports of one member only the newest counts.
+and a crowd of events costs one transaction. What it chooses of events and directives is in `choices`.
 
 Failure: when the journal fails, nothing of that batch is said and no later event is handled; `failure` says why.
 """
@@ -18,13 +18,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from paceline.control.choices import Choices
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import (
     Action,
     Adopt,
-    Connected,
-    Count,
-    Disconnected,
     Event,
     Note,
     Over,
@@ -34,16 +32,13 @@ from paceline.control.coordinator_events import (
     TellLeases,
 )
 from paceline.control.journal import Happening, Journal, JournalError
-from paceline.control.messages import Directive, Report
+from paceline.control.messages import Directive
 from paceline.control.moves import Moves
-from paceline.control.progress import StepRow
 from paceline.control.recorder import states_of
 from paceline.control.switchboard import Switchboard
 from paceline.errors import ConnectionLost
 
 logger = logging.getLogger("paceline.control")
-
-PLAN_AGAIN_S = 2.0
 
 
 class Driver:
@@ -55,7 +50,6 @@ class Driver:
     ) -> None:
         self.failure: JournalError | None = None
         self.over: Over | None = None
-        self._counted: list[StepRow] = []  # leases that are done, and not recorded yet
         self.machine = machine
         self._journal = journal
         self._members, self._agents = members, agents
@@ -65,7 +59,7 @@ class Driver:
         self._newest = machine.standing.newest
         self._moves = Moves(machine.placement)
         self._plan_on_wire: tuple[int, msgspec.Raw] = (0, msgspec.Raw())
-        self._on_the_way: dict[str, tuple[int, float]] = {}  # which plan a member's connection got, and when
+        self._choices = Choices()
 
     def post(self, event: Event) -> None:
         """Let the machine handle an event, here or, if it is busy, by who is at it: a thread waits neither for the
@@ -89,16 +83,7 @@ class Driver:
 
     def _handle_all(self, events: list[Event]) -> None:
         """Events, in their order; what follows from all of them is remembered in one transaction, then said."""
-        chosen: list[Event] = []
-        newest = {event.member: event for event in events if isinstance(event, Report)}
-        for event in events:
-            if isinstance(event, Report) and newest[event.member] is not event:
-                continue
-            if isinstance(event, Disconnected) and self._members.has_line(event.member):
-                continue  # it is back
-            if isinstance(event, Connected):
-                self._on_the_way.pop(event.member, None)
-            chosen.append(event)
+        chosen = self._choices.merge(events, self._members.has_line)
         actions = self.machine.handle_all(chosen, time.monotonic()) if chosen else []
         if not actions or self.failure is not None:
             return
@@ -138,11 +123,8 @@ class Driver:
         newcomers = states_of(self.machine, [note.member for note in notes if note.kind == "joined"])
         standing = self.machine.standing
         plans = [plan for plan in (standing.current, standing.pending) if plan and plan.generation > self._newest]
-        self._counted += [row for action in actions if isinstance(action, Count) for row in action.rows]
-        is_finished = any(isinstance(action, TellLeases) and action.grant.is_finished for action in actions)
-        if self._counted and (changes or is_finished):  # before anybody hears that they need not be said again
-            self._journal.record(self._counted)
-            self._counted = []
+        if rows := self._choices.rows_due(actions):
+            self._journal.record(rows)
         for action in actions:
             if isinstance(action, Adopt):
                 self._journal.adopt(action.rows)
@@ -151,16 +133,13 @@ class Driver:
             self._newest = max([self._newest, *(plan.generation for plan in plans)])
 
     def _tell(self, directive: Directive) -> None:
-        """A plan is large: it is encoded once, not once for each of its members, and not sent again to who must have
-        it on the way. It goes under a kind of its own, so that a newer directive without it does not replace it."""
-        member, plan, now = directive.member, directive.plan, time.monotonic()
-        if plan is not None and self._on_the_way.get(member, (0, 0.0)) > (plan.generation, now - PLAN_AGAIN_S):
-            plan = None
-            directive = msgspec.structs.replace(directive, plan=None)
+        """A plan is encoded once, not once for each of its members. It goes under a kind of its own, so that a newer
+        directive without it does not replace it."""
+        directive = self._choices.lighten(directive, time.monotonic())
+        plan = directive.plan
         if plan is None:
-            self._members.put(member, "directive", directive)
+            self._members.put(directive.member, "directive", directive)
             return
-        self._on_the_way[member] = (plan.generation, now)
         if self._plan_on_wire[0] != plan.generation:
             self._plan_on_wire = (plan.generation, msgspec.Raw(msgspec.msgpack.encode(plan)))
-        self._members.put(member, "plan", msgspec.structs.asdict(directive) | {"plan": self._plan_on_wire[1]})
+        self._members.put(directive.member, "plan", msgspec.structs.asdict(directive) | {"plan": self._plan_on_wire[1]})

@@ -85,6 +85,7 @@ class Desk:
         self._late: dict[str, int] = {}  # workers that ask for an epoch that is over
         self._is_stopped = False
         self._is_cut_short = False
+        self.whole = -1  # the epoch of which all leases were done when it was stopped
 
     @property
     def done(self) -> LeaseSet:
@@ -100,6 +101,12 @@ class Desk:
         if not self._is_stopped:
             self._is_stopped = True
             self._is_cut_short = not self._is_finished()
+            self.whole = -1 if self._is_cut_short else self._epoch
+
+    def stop_again(self, whole: int) -> None:
+        """As an earlier coordinator did, of which all leases of the epoch `whole` were done then; -1 for none."""
+        self._is_stopped = self._is_cut_short = True
+        self.whole = whole
 
     def forget(self) -> None:
         """The run is founded anew, from a checkpoint or from nothing: what was done counts as far as the workers' next
@@ -138,7 +145,7 @@ class Desk:
 
     def _open(self, report: LeaseReport) -> None:
         self._epoch, self._num_leases = report.epoch, report.num_leases
-        self._is_cut_short = self._is_stopped
+        self._is_cut_short = self._is_stopped and report.epoch != self.whole
         prefix = self.remembered[1] if self.remembered[0] == report.epoch else 0
         self._done = LeaseSet(report.epoch, prefix)
         self._holder.clear()

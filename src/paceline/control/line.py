@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.control.outbox import Outbox
 from paceline.errors import ProtocolError
 from paceline.wire import frame
 from paceline.wire.connection import Connection, drop_sent
@@ -67,7 +68,7 @@ class Line:
         self._bell = bell
         self._server = threading.get_ident()
         self._lock = threading.Lock()
-        self._outbox: dict[str, Any] = {}
+        self._outbox = Outbox()
         self._sending: deque[memoryview] = deque()
         self._buffer = bytearray(frame.PREFIX.size)
         self._missing = memoryview(self._buffer)
@@ -78,8 +79,7 @@ class Line:
     def put(self, kind: str, body: Any) -> None:
         """Send this as soon as the reader takes it, in place of an older one of its kind that was not sent yet."""
         with self._lock:
-            self._outbox.pop(kind, None)
-            self._outbox[kind] = body  # after whatever waits: what is newer is sent later
+            self._outbox.put(kind, body)
         if threading.get_ident() != self._server:  # which sends anyway before it waits
             self._bell.ring()
 
@@ -103,8 +103,7 @@ class Line:
         with self._lock:
             if not self._outbox:
                 return False
-            kind = next(iter(self._outbox))
-            self._sending.append(memoryview(frame.encode(kind, self._outbox.pop(kind))))
+            self._sending.append(memoryview(frame.encode(*self._outbox.take())))
             return True
 
     # -- receiving ---------------------------------------------------------------------------------------------------

@@ -143,7 +143,16 @@ class Member:
         self._actions = []
         if self._verdict is None or isinstance(event, Ready):
             getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+        elif isinstance(event, Directive) and (event.term, event.number) > self._order:
+            self._order = (event.term, event.number)
+            self._follow(event)  # who was let go may be at its last lease, and servers may die meanwhile
         return self._actions
+
+    def _follow(self, directive: Directive) -> None:
+        placement = directive.placement
+        if placement is not None and placement.version > self._placement:
+            self._placement = placement.version
+            self._do(Adopt(placement))
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)
@@ -209,9 +218,7 @@ class Member:
         if directive.leave and not self.leaving:
             self.leaving = True
         self.stop_asked = self.stop_asked or directive.stop
-        if directive.placement is not None and directive.placement.version > self._placement:
-            self._placement = directive.placement.version
-            self._do(Adopt(directive.placement))  # before a plan that may need it
+        self._follow(directive)  # before a plan that may need it
         if directive.survey is not None and directive.survey.number > self._survey:
             self._survey = directive.survey.number
             self._do(Reach(directive.survey))

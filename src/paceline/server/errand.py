@@ -58,10 +58,17 @@ class Errand:
             pulls = tuple(number for number in held if number in self._to_pull and number not in busy)
             content = self._content
             if pushes:
-                found[server] = msgspec.structs.replace(content, version=placement.version, ranges=pushes)
+                found[server] = msgspec.structs.replace(
+                    content, version=placement.version, began=placement.began, ranges=pushes
+                )
             elif pulls:
                 found[server] = Request(
-                    placement.version, pulls, pull=content.pull, exports=content.exports, notes=content.notes
+                    placement.version,
+                    pulls,
+                    pull=content.pull,
+                    exports=content.exports,
+                    notes=content.notes,
+                    began=placement.began,
                 )
         self._under_way.update(found)
         return found

@@ -13,6 +13,8 @@ Invariants
 - An answer is released when every replica that the primary feeds has taken what it speaks of (`Outcome.waits`), so
   nothing is acknowledged, or shown, that the death of this server would take back. A replica that is gone is waited
   for until a placement without it says so.
+- What is here is shown to, and changed by, workers of the founding that it belongs to: when a run is founded anew,
+  its workers may hear of it before its servers do.
 - A server that was primary and is not any more answers MOVED, also for what it has done but not acknowledged: the
   request is made again elsewhere, where it counts if it has not yet.
 
@@ -290,6 +292,9 @@ class Keeper:
 
     def _refusal(self, number: int, request: Request) -> Refusal | None:
         is_behind = request.version > self.placement.version
+        if request.began not in (-1, self.placement.began):
+            # The run was founded anew, and one of the two has not heard of it: what is here is another run's state.
+            return Refusal.EARLY if is_behind else Refusal.MOVED
         if number >= len(self.placement.ranges):
             return Refusal.EARLY if is_behind else Refusal.MOVED
         replicas = self.placement.ranges[number]

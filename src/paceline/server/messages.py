@@ -85,9 +85,10 @@ class Need(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`version` is the placement that the worker goes by. `detail` describes the tensors that come along, and what is
-    to be pulled, for the store. `exports` asks for the whole state of the ranges, `notes` for what was applied to what
-    is pulled. `seen` is how many updates the server had made when this worker last pulled, -1 if that is not known."""
+    """`version` is the placement that the worker goes by, `began` the version in which the run was founded whose state
+    that is, -1 if that is not said. `detail` describes the tensors that come along, and what is to be pulled, for the
+    store. `exports` asks for the whole state of the ranges, `notes` for what was applied to what is pulled. `seen` is
+    how many updates the server had made when this worker last pulled, -1 if that is not known."""
 
     version: int
     ranges: tuple[int, ...]
@@ -97,6 +98,7 @@ class Request(msgspec.Struct, frozen=True):
     exports: bool = False
     notes: bool = False
     seen: int = -1
+    began: int = -1
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 

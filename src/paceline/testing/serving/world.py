@@ -76,7 +76,7 @@ class ServingWorld:
             self._run_until(self.checks.is_at_rest, REST_S, "the ranges never come to rest")
             self.checks.check_end()
         except Violation as violation:
-            violation.add_note(f"replay: python -m paceline.testing.simulate --servers --seed {self.seed}")
+            violation.add_note(f"replay: python -m paceline.testing.simulate --part servers --seed {self.seed}")
             raise
 
     def _run_until(self, is_there: Callable[[], bool], patience_s: float, otherwise: str) -> None:

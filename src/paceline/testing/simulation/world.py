@@ -135,7 +135,7 @@ class World:
                     raise Violation(f"the run does not end: {self._describe()}")
                 function(*arguments)
         except Violation as violation:
-            violation.add_note(f"replay: python -m paceline.testing.simulate --seed {self.seed}")
+            violation.add_note(f"replay: python -m paceline.testing.simulate --part control --seed {self.seed}")
             raise
 
     def _is_finished(self) -> bool:

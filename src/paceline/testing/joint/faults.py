@@ -1,0 +1,383 @@
+"""What goes wrong, and when; and what of it was tried where, for the table of coverage.
+
+With replicas nothing may be lost while at most one server dies at a time, so the next one dies only after all that the
+last one held has come to others. Moves that nobody's death asked for are no excuse: servers die in the middle of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from paceline.control.coordinator_events import Drain, Halt
+from paceline.placement.placement import Placement
+from paceline.testing.joint.head import phase_of
+from paceline.testing.joint.processes import Process
+
+if TYPE_CHECKING:
+    from paceline.testing.joint.servers import Server
+    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.world import World
+
+SILENCE_S = 1.0  # as in the settings of the world
+
+
+class Faults:
+    def __init__(self, world: World, *, calm: bool) -> None:
+        self._world = world
+        draw = world.random
+        self.end_at = draw.uniform(1.0, 6.0)
+        self.are_over = calm
+        self.has_lost_several = False  # servers, at a time
+        self.tried: Counter[tuple[str, str, str]] = Counter()  # by fault, mode and phase of the run
+        self._kill_when_complete = False
+        self._kill_when_joining = False
+        self._kill_when_agreed = False
+        self._kill_when_moving = 0
+        self._is_mourning = False  # what a dead server held is not yet on enough others
+        self._deaf: dict[str, float] = {}  # until when somebody may be silent through no fault of its own
+        workers: list[tuple[Callable[[], None], int]] = [
+            (self._kill_one, 6),
+            (self._kill_two, 2),
+            (self._kill_at_the_end_of_an_operation, 6),
+            (self._kill_all, 1),
+            (self._raise_one, 2),
+            (self._raise_all, 1),
+            (self._stop_one, 3),
+            (self._join, 4),
+            (self._join_two_and_kill_one, 4),
+            (self._leave, 3),
+            (self._drain, 2),
+            (self._call_a_burden, 2),
+            (self._cut_from_coordinator, 2),
+            (self._cut_pair, 2),
+            (self._cut_hosts, 3),
+            (self._blink, 2),
+            (self._crash_coordinator, 3),
+            (self._crash_coordinator_between, 2),
+            (self._stop_coordinator, 3),
+            (self._stop_coordinator_between, 1),
+            (self._stop_coordinator_and_worker, 2),
+            (self._halt, 1),
+        ]
+        servers: list[tuple[Callable[[], None], int]] = [
+            (self._kill_server, 6),
+            (self._kill_when_something_moves, 7),
+            (self._kill_server_and_worker, 3),
+            (self._kill_who_agreed, 5),
+            (self._evict_server, 4),
+            (self._stop_server, 4),
+            (self._break_connection, 5),
+            (self._join_server, 4),
+            (self._leave_server, 5),
+            (self._change_load, 3),
+        ]
+        self._kinds = workers + (servers if world.is_served else [])
+        if not calm:
+            for _ in range(draw.randint(0, 7)):
+                world.after(draw.uniform(0.2, self.end_at), self._next)
+        world.after(self.end_at, self._heal)
+
+    def _next(self) -> None:
+        world = self._world
+        if world.head.over is not None or not world.living() or self.are_over:
+            return
+        functions, weights = zip(*self._kinds, strict=True)
+        fault = world.random.choices(functions, weights)[0]
+        self.tried[(fault.__name__.strip("_"), world.mode, phase_of(world.head.machine))] += 1
+        fault()
+
+    def _heal(self) -> None:
+        """The end of all faults; from here on the run must come to its end."""
+        world = self._world
+        self.are_over = True
+        self._kill_when_complete = self._kill_when_joining = self._kill_when_agreed = False
+        self._kill_when_moving = 0
+        world.is_lossy = False
+        world._cuts.clear()
+        for process in list(world.processes.values()):
+            if process.alive and process.is_stopped:
+                process.go_on()
+        if world.head.over is None:
+            if not world.living():
+                world.agent().start()
+            num_servers = sum(server.alive for server in world.servers.values())
+            for _ in range(world.first_servers - num_servers):
+                world.agent().start_server()
+
+    def _pick(self) -> Worker:
+        return self._world.random.choice(self._world.living())
+
+    # -- who may be missed -------------------------------------------------------------------------------------------
+
+    def may_be_silent(self, process: Process) -> bool:
+        """Whether this process was dead, stopped, cut off or without a line in the time after which it is missed."""
+        world = self._world
+        if not process.alive or process.is_stopped or not process.line.is_up:
+            return True
+        return world.now - self._deaf.get(process.name, -99.0) < 2 * SILENCE_S or self._is_any_cut(process)
+
+    def _is_any_cut(self, process: Process) -> bool:
+        return self._world.is_cut(process.name, "coordinator")
+
+    def _deafen(self, process: Process, seconds: float) -> None:
+        """It is not heard until then, for a reason."""
+        until = self._world.now + seconds
+        self._deaf[process.name] = max(self._deaf.get(process.name, 0.0), until)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def _kill_one(self) -> None:
+        if self._world.living():
+            self._world.kill(self._pick(), "was killed")
+
+    def _kill_two(self) -> None:
+        living = self._world.living()
+        for worker in self._world.random.sample(living, min(2, len(living))):
+            self._world.kill(worker, "was killed")
+
+    def _kill_at_the_end_of_an_operation(self) -> None:
+        """When some may have seen it complete, and others not."""
+        self._kill_when_complete = True
+
+    def operation_completes(self) -> None:
+        """All members of a group have entered an operation; none has been told that it is complete."""
+        if self._kill_when_complete:
+            self._kill_when_complete = False
+            self._world.after(self._world.delay() / 2, self._kill_one)
+
+    def _kill_all(self) -> None:
+        for worker in self._world.living():
+            self._world.kill(worker, "was killed")
+
+    def _raise_one(self) -> None:
+        """A fault of the script: the run fails if all members of a plan come to it."""
+        self._world.may_fail = True
+        self._pick().fail()
+
+    def _raise_all(self) -> None:
+        self._world.may_fail = True
+        for worker in self._world.living():
+            worker.fail()
+
+    def _stop(self, process: Process, seconds: float) -> None:
+        self._deafen(process, seconds)
+        process.stop(seconds)
+
+    def _stop_one(self) -> None:
+        self._stop(self._pick(), self._world.random.uniform(0.1, 4.0))
+
+    def _join(self) -> None:
+        for _ in range(self._world.random.randint(1, 2)):
+            self._world.agent().start()
+
+    def _join_two_and_kill_one(self) -> None:
+        """When some may have prepared the switch to a plan with it, and others not."""
+        self._kill_when_joining = True
+        for _ in range(2):
+            self._world.agent().start()
+
+    def joins(self, worker: Worker) -> None:
+        """A newcomer comes to the group of its first plan."""
+        if self._kill_when_joining and self._world.random.random() < 0.7:
+            self._kill_when_joining = False
+            self._world.after(self._world.delay() * 2, self._world.kill, worker, "was killed")
+
+    def _leave(self) -> None:
+        self._pick().leave()
+
+    def _drain(self) -> None:
+        self._world.head.post(Drain(self._pick().name))
+
+    def _call_a_burden(self) -> None:
+        """Somebody finds somebody too slow; whether it may say so is for the coordinator to judge."""
+        self._pick().find_burden(self._pick().name)
+
+    def _cut_from_coordinator(self) -> None:
+        world = self._world
+        seconds = world.random.uniform(0.2, 5.0)
+        for worker in world.random.sample(world.living(), world.random.randint(1, len(world.living()))):
+            self._deafen(worker, seconds)
+            world.cut(seconds, (worker.name, "coordinator"))
+
+    def _cut_pair(self) -> None:
+        if len(self._world.living()) >= 2:
+            one, other = self._world.random.sample(self._world.living(), 2)
+            self._world.cut(self._world.random.uniform(0.2, 5.0), (one.name, other.name))
+
+    def _cut_hosts(self) -> None:
+        """A partial partition: two hosts do not reach each other, both reach the coordinator's."""
+        world = self._world
+        others = [f"host {host}" for host in world.hosts if host != "a"]
+        if len(others) >= 2:
+            one, other = world.random.sample(others, 2)
+            world.cut(world.random.uniform(0.2, 4.0), (one, other))
+
+    def _blink(self) -> None:
+        """A connection to the coordinator breaks and is made again."""
+        self._pick().line.drop(is_heard=self._world.random.random() < 0.8)
+
+    # -- the coordinator ---------------------------------------------------------------------------------------------
+
+    def _crash_coordinator(self) -> None:
+        self._world.head.crash()
+        self.coordinator_crashed()
+
+    def coordinator_crashed(self) -> None:
+        self._world.after(self._world.random.uniform(0.1, 3.0), self._world.head.start)
+
+    def _crash_coordinator_between(self) -> None:
+        """When it has remembered something, and has told nobody."""
+        self._world.head.crashes_soon = True
+
+    def _stop_coordinator(self) -> None:
+        self._world.head.stop(self._world.random.uniform(0.1, 4.0))
+
+    def _stop_coordinator_between(self) -> None:
+        """When it has decided something, and has told nobody."""
+        self._world.head.stops_soon = self._world.random.uniform(0.5, 3.0)
+
+    def _stop_coordinator_and_worker(self) -> None:
+        """As when their host swaps; the worker wakes a little before or after."""
+        seconds = self._world.random.uniform(0.5, 4.0)
+        self._world.head.stop(seconds)
+        self._pick().stop(max(0.0, seconds + self._world.random.uniform(-0.3, 0.3)))
+
+    def _halt(self) -> None:
+        if self._world.head.machine is not None and not self._world.head.is_stopped:
+            self._world.halted = True
+            self._world.head.post(Halt("asked to stop"))
+
+    # -- servers -----------------------------------------------------------------------------------------------------
+
+    def _members(self) -> list[Server]:
+        """The servers that live and are not taken for dead."""
+        world = self._world
+        records = world.head.remembered().records
+        found = [server for server in world.servers.values() if server.alive]
+        return [one for one in found if (record := records.get(one.name)) is None or record.fate is None]
+
+    def _may_die(self) -> bool:
+        world = self._world
+        placement = world.head.placement
+        if not placement.ranges or not self._members():
+            return False
+        if world.num_replicas == 1:
+            return world.random.random() < 0.5
+        names = {server.name for server in self._members() if not self.may_be_silent(server)}
+        if self._is_mourning:
+            records = world.head.remembered().records
+            are_known = all(
+                server.alive or (name in records and records[name].fate is not None) or name not in records
+                for name, server in world.servers.items()
+            )
+            self._is_mourning = not are_known or any(
+                sum(one.server in names for one in (replicas.primary, *replicas.backups)) < 2
+                for replicas in placement.ranges
+            )
+        return not self._is_mourning and self._do_enough_stay()
+
+    def _do_enough_stay(self) -> bool:
+        records = self._world.head.remembered().records
+        known = [server for server in self._members() if server.name in records]
+        return sum(not server.is_leaving for server in known) >= self._world.num_replicas
+
+    def _kill_it(self, victim: Server) -> None:
+        self._is_mourning = True
+        self._world.kill(victim, "was killed")
+
+    def _kill_server(self) -> None:
+        if self._may_die():
+            self._kill_it(self._world.random.choice(self._members()))
+
+    def _kill_server_and_worker(self) -> None:
+        self._kill_one()
+        self._kill_server()
+
+    def _kill_when_something_moves(self) -> None:
+        self._kill_when_moving += 1
+        if self._world.random.random() < 0.5:
+            self._join_server()
+        else:
+            self._leave_server()
+
+    def published(self, placement: Placement) -> None:
+        """A placement was made in which something may be on its way: that is a moment for connections to break, and a
+        moment to die."""
+        world = self._world
+        if self.are_over:
+            return
+        self._is_mourning = self._is_mourning or not self._do_enough_stay()
+        for replicas in placement.ranges:
+            if replicas.handing and world.random.random() < 0.2:
+                self._break(replicas.primary.server, replicas.handing)
+        moving = [one for one in placement.ranges if one.joining or one.handing]
+        if self._kill_when_moving and moving and world.random.random() < 0.5:
+            self._kill_when_moving -= 1
+            replicas = world.random.choice(moving)
+            name = world.random.choice([one.server for one in replicas.everybody()] + [replicas.primary.server])
+            world.after(world.delay() * 4, self._kill_aimed_at, name)
+
+    def _kill_aimed_at(self, name: str) -> None:
+        victim = self._world.servers[name]
+        if victim in self._members() and not self.are_over and self._may_die():
+            self._kill_it(victim)
+
+    def _kill_who_agreed(self) -> None:
+        self._kill_when_agreed = True
+
+    def agreed(self, worker: Worker) -> None:
+        """A worker has seen that all have staged a step, and tells the servers."""
+        if self._kill_when_agreed and len(self._world.living()) > 1:
+            self._kill_when_agreed = False
+            self._world.after(self._world.delay() / 2, self._world.kill, worker, "was killed")
+
+    def _evict_server(self) -> None:
+        """It is taken for dead, but lives, and serves for a while whoever goes by an old placement."""
+        world = self._world
+        if not self._may_die() or world.head.machine is None:
+            return
+        victim = world.random.choice(self._members())
+        self._is_mourning = True
+        seconds = world.random.uniform(1.2, 2.5)
+        self._deafen(victim, seconds)
+        world.cut(seconds, (victim.name, "coordinator"))
+        for other in self._members():
+            if other is not victim and world.random.random() < 0.5:
+                world.after(world.random.random() * seconds, self._break, victim.name, other.name)
+        if world.random.random() < 0.4:  # that is why
+            self._stop(victim, world.random.random() * seconds)
+
+    def _stop_server(self) -> None:
+        if self._members():
+            self._world.random.choice(self._members()).stop(0.4 * self._world.random.random())
+
+    def _break_connection(self) -> None:
+        draw = self._world.random
+        names = [server.name for server in self._world.servers.values() if server.alive]
+        for _ in range(draw.randint(1, 3)):
+            if len(names) > 1:
+                self._break(*draw.sample(names, 2))
+
+    def _break(self, one: str, other: str) -> None:
+        draw = self._world.random
+        if not self.are_over:
+            self._world.break_connection(one, other, draw.choice([0.001, 0.05, 0.3]) * draw.random())
+
+    def refused(self, one: str, other: str) -> None:
+        """A server says that it does not follow another, which may never hear it."""
+        if not self.are_over and self._world.random.random() < 0.3:
+            self._break(one, other)
+
+    def _join_server(self) -> None:
+        self._world.agent().start_server()
+
+    def _leave_server(self) -> None:
+        members = [server for server in self._members() if not server.is_leaving]
+        if len(members) > max(1, self._world.num_replicas):
+            victim = self._world.random.choice(members)
+            victim.receive(victim.leave)
+
+    def _change_load(self) -> None:
+        self._world.loads.change()

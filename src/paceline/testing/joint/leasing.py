@@ -1,0 +1,162 @@
+"""A worker's loop over leases: pulls, computes, pushes, one lease after the other, with the real `Hand`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from paceline.control.lease_set import LeaseSet
+from paceline.control.leases import LeaseGrant
+from paceline.control.member_events import Looping, Work
+from paceline.server.messages import Apply, Load, Need
+from paceline.testing.joint.trips import Logs, Trip
+from paceline.testing.joint.truth import Log
+
+if TYPE_CHECKING:
+    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.world import World
+
+COMPUTE_S = 0.05
+
+
+class Leasing:
+    def __init__(self, world: World, worker: Worker) -> None:
+        self._world = world
+        self._worker = worker
+        self.hand = world.mutation.hand(worker.name)
+        self.is_open = False
+        self.is_stopped = False
+        self.is_busy = False  # a lease is computed or pushed
+        self._at = (-1, -1)  # the epoch and lease that it does, or pulls for
+        self._slowness = world.random.choice([1.0, 1.0, 4.0])
+
+    @property
+    def epoch(self) -> int:
+        return self.hand.epoch
+
+    def begin(self) -> None:
+        worker, world = self._worker, self._world
+        epoch = worker.state.epoch
+        worker.post(Looping())
+        self.hand.open(epoch, world.num_leases, self._begun(epoch), 1, world.num_leases)
+        self.is_open = True
+        self._at = (-1, -1)
+        worker.speak()
+
+    def _begun(self, epoch: int) -> LeaseSet:
+        """The leases of an epoch that every range has in the checkpoint that the run began with."""
+        records = [done for _, done in self._worker.state.leases]
+        if not records:
+            return LeaseSet(epoch)
+        begun = records[0].copy()
+        for done in records[1:]:
+            begun = begun.meet(done)
+        return begun if begun.epoch == epoch else LeaseSet(epoch)
+
+    def speak(self) -> None:
+        if self.hand.epoch >= 0:
+            self._worker.line.say(self.hand.report())
+
+    def hear(self, grant: LeaseGrant) -> None:
+        self.hand.hear(grant)
+        self._look()
+
+    # -- one lease after the other -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Between two leases."""
+        worker, hand = self._worker, self.hand
+        if not self.is_open or self.is_busy or worker.leave_if_told():
+            return
+        if worker.machine.leaving and not hand.is_leaving:
+            hand.is_leaving = True
+            self.speak()
+        if hand.is_finished or hand.is_stopped:
+            self.is_open = False
+            self.is_stopped = not hand.is_finished
+            self._world.after(0.0, worker.receive, worker.advance)
+            return
+        self._save_if_due()
+        lease = hand.start()
+        if lease >= 0 and self._at != (hand.epoch, lease):
+            self._at = (hand.epoch, lease)
+            self._pull(lease)
+
+    def _pull(self, lease: int) -> None:
+        world, hand = self._world, self.hand
+        settled = hand.settled
+        prefix = max(0, lease - world.bound) if world.bound >= 0 else 0
+        errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, hand.epoch, prefix, settled))
+
+        def gives_way() -> bool:
+            return self._gives_way(lease, settled)
+
+        Trip(world, self._worker, errand, None, lambda seen: self._compute(lease, seen), gives_way)
+
+    def _gives_way(self, lease: int, settled: int) -> bool:
+        """Whether this is no longer what it waits for: a lower lease or the end has come, or more is known done."""
+        hand = self.hand
+        if self._at != (hand.epoch, lease) or self.is_busy:
+            return True
+        if hand.has_lower() or hand.is_stopped or hand.is_finished:
+            hand.put_back()
+            self._at = (-1, -1)
+            self._world.after(0.0, self._worker.receive, self._look)
+            return True
+        placement = self._worker.placement
+        if hand.settled > settled and any(one.origin > placement.began for one in placement.ranges):
+            self._pull(lease)
+            return True
+        return False
+
+    def _compute(self, lease: int, seen: Logs) -> None:
+        epoch = self.hand.epoch
+        self.is_busy = True
+        self._world.checks.seen_before_lease(epoch, lease, seen)
+        seconds = self._slowness * COMPUTE_S * self._world.random.random()
+        self._worker.later(seconds, self._push, epoch, lease)
+
+    def _push(self, epoch: int, lease: int) -> None:
+        errand = self._world.mutation.errand(range(self._world.num_ranges), push=Apply(epoch, lease))
+        Trip(self._world, self._worker, errand, None, lambda _: self._pushed(lease))
+
+    def _pushed(self, lease: int) -> None:
+        self._at = (-1, -1)
+        self.is_busy = False
+        self.hand.finish(lease)
+        self.speak()
+        self._look()
+
+    def refresh(self, work: Work, then: Callable[[Work], None]) -> None:
+        """Have the newest parameters, after all leases of the epoch."""
+        world, worker = self._world, self._worker
+        epoch, count = worker.state.epoch, world.num_leases
+
+        def seen(logs: Logs) -> None:
+            world.checks.seen_after_epoch(epoch, logs)
+            then(work)
+
+        errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, epoch, count, count))
+        Trip(world, worker, errand, None, seen, lambda: not worker.is_current(work))
+
+    # -- checkpoints, and what was lost ------------------------------------------------------------------------------
+
+    def _save_if_due(self) -> None:
+        """All of a range from one answer of its server: what is applied to it, and the record of that."""
+        world, worker = self._world, self._worker
+        if not worker.is_main or world.random.random() > 0.1:
+            return
+        state, epoch = worker.state, self.hand.epoch
+        errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, epoch, 0, self.hand.settled), exports=True)
+
+        def saved(logs: Logs) -> None:
+            found = []
+            for number in range(world.num_ranges):
+                record = errand.records[number]
+                found.append((logs[number], LeaseSet(record.epoch, record.prefix, set(record.beyond))))
+            world.truth.checkpoints.append(state._replace(leases=tuple(found), epoch=epoch))
+
+        Trip(world, worker, errand, None, saved, lambda: self.hand.epoch != epoch)
+
+    def load_of_lost(self, origin: int) -> tuple[Load, Log]:
+        return Load(origin, True, epoch=max(0, self.hand.epoch), prefix=self.hand.settled), (("since", origin, -1),)
