@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from paceline.balance import Shares
 from paceline.data.cursor import Cursor
 from paceline.data.loader import LoaderOptions
-from paceline.train.batches import Batches
+from paceline.train.batches import MOST_VALIDATION, Batches, ValidationData
 
 
 class Numbers:
@@ -89,3 +90,23 @@ def test_loader_workers_are_not_waited_for() -> None:
         assert ahead.value.tolist() == [4, 5]
     finally:
         batches.close()
+
+
+def children() -> int:
+    return sum(len((task / "children").read_text().split()) for task in Path("/proc/self/task").iterdir())
+
+
+def test_a_script_that_makes_its_validation_data_anew_keeps_few_loader_workers() -> None:
+    validation = ValidationData(0, LoaderOptions(num_workers=1))
+    before = children()
+    try:
+        for _ in range(MOST_VALIDATION + 3):
+            validation.parts_of(Numbers(), 4).fetch(BOTH, 0, Cursor(0, 0))
+        assert children() <= before + MOST_VALIDATION
+        kept = Numbers()
+        parts = validation.parts_of(kept, 4)
+        for _ in range(MOST_VALIDATION - 1):
+            validation.parts_of(Numbers(), 4)
+        assert validation.parts_of(kept, 4) is parts, "what is used again stays"
+    finally:
+        validation.close()

@@ -145,9 +145,12 @@ class Batches:
         self._loader.close()
 
 
+MOST_VALIDATION = 4  # sets of validation data that have loader workers
+
+
 class ValidationData:
     """The data that a script validates on. Loader workers for it live as long as the session, like those for
-    training."""
+    training; of a script that makes its data anew every time, those for the last few."""
 
     def __init__(self, seed: int, options: LoaderOptions, on_death: Callable[[str], None] | None = None) -> None:
         self._seed = seed
@@ -157,7 +160,7 @@ class ValidationData:
 
     def parts_of(self, data: Any, size: int) -> Batches:
         """The parts of this data in global batches of this size, or of all of it if it has fewer samples."""
-        known = self._known.get(id(data))
+        known = self._known.pop(id(data), None)
         if known is None or known[1].global_batch != min(size, len(data)):
             if known is not None:
                 known[1].close()
@@ -171,7 +174,10 @@ class ValidationData:
                 min_share=1,
                 on_death=self._on_death,
             )
-            known = self._known[id(data)] = (data, parts)
+            known = (data, parts)
+        self._known[id(data)] = known  # behind those that were used before
+        while len(self._known) > MOST_VALIDATION:
+            self._known.pop(next(iter(self._known)))[1].close()
         return known[1]
 
     def close(self) -> None:
