@@ -9,6 +9,7 @@ import pytest
 
 from paceline.server import __main__ as process
 from paceline.server import member, warming
+from paceline.server.dense import ELEMENTWISE, Settings
 
 LIFE = """
 import sys
@@ -20,7 +21,7 @@ if {warms}:
     warm_up()
 before = set(sys.modules)
 for kind in ELEMENTWISE:
-    _live(Settings(kind, {{"lr": 0.1}}), torch.float32)
+    _live(Settings(kind, {{"lr": 0.1}}), torch.float32, has_tables=True)
 print(len(set(sys.modules) - before))
 """
 
@@ -55,3 +56,16 @@ def test_a_server_is_warm_before_anybody_knows_of_it(monkeypatch: pytest.MonkeyP
     with pytest.raises(Joined):
         process._serve(None, 0)  # type: ignore[arg-type]
     assert order == ["warm", "joined"]
+
+
+def test_a_server_without_room_for_tables_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def live(settings: Settings, _: object, *, has_tables: bool) -> None:
+        tried.append(settings.optimizer)
+        if has_tables or settings.optimizer == "Adam":
+            raise MemoryError("no room")
+
+    monkeypatch.setattr(warming, "_live", live)
+    warming.warm_up()
+    assert set(tried) == set(ELEMENTWISE)
