@@ -28,7 +28,7 @@ class Table:
         self._settings = settings
         self.machine = Coordinator(self._settings, self.now)
 
-    def report(self, member: str, facts: dict[str, str] | None = None, **fields: Any) -> None:
+    def report(self, member: str, facts: Any = None, **fields: Any) -> None:
         number = self._numbers[member] = self._numbers.get(member, 0) + 1
         card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
         introduction = Introduction(card, self.pid_of(member), "h", "", facts or {})
