@@ -13,6 +13,7 @@ from paceline.engine.events import (
     Asked,
     AskHalt,
     CoordinatorEnded,
+    Event,
     Exited,
     NotStarted,
     Opened,
@@ -58,7 +59,7 @@ def test_a_worker_that_was_refused_is_not_started_again_and_the_end_says_so(told
     for strict in (False, True):
         driver = Driver(workers=2, strict=strict)
         driver.open_all()
-        happened = [refusing(driver, 1), Exited(1, 1)]
+        happened: list[Event] = [refusing(driver, 1), Exited(1, 1)]
         for event in happened if told_first else reversed(happened):
             driver.tell(event)
         driver.tell(refusing(driver, 1, 2))

@@ -50,6 +50,7 @@ def has_survivor(ready: Iterable[Record]) -> bool:
     join later."""
     return any(record.report.plan > 0 for record in ready)
 
+
 _CAUSES = {
     "fingerprint": "is the data random? seed it before it is made; is it read from files? give all machines the same",
     "length": "is the data random, or cut by the rank? give all workers the same data set, they divide it themselves",
