@@ -9,7 +9,7 @@ from engine_helpers import completed, eventually, paceline, write_script
 
 pytestmark = pytest.mark.timeout(180)
 
-# Trains until there is a file `enough`. `SEED` and `WIDTH` are what each script makes of them.
+# Trains until there is a file `enough`. `SEED` and `OUT` are what each script makes of them.
 TRAINING = """
 import math, os, signal
 import torch
@@ -18,9 +18,9 @@ from torch import nn
 
 {before}
 torch.manual_seed(SEED)
-data = torch.utils.data.TensorDataset(torch.randn(40, WIDTH))
+data = torch.utils.data.TensorDataset(torch.randn(40, 4))
 torch.manual_seed(0)
-model = nn.Linear(WIDTH, 1)
+model = nn.Linear(4, OUT)
 session = paceline.Session(
     model,
     torch.optim.SGD(model.parameters(), lr=0.01),
@@ -45,8 +45,8 @@ def training(folder: Path, before: str, after: str = "pass") -> str:
 @pytest.mark.parametrize(
     ("before", "difference", "cause"),
     [
-        ("SEED, WIDTH = os.getpid(), 4", "the data's fingerprint is", "is the data random? seed it"),
-        ("SEED, WIDTH = 1, 4 + int(os.environ['RANK'])", "parameter 0 is", "build its model from something"),
+        ("SEED, OUT = os.getpid(), 4", "the data's fingerprint is", "is the data random? seed it"),
+        ("SEED, OUT = 1, 4 + int(os.environ['RANK'])", "parameter 0 is", "build its model from something"),
     ],
 )
 def test_workers_that_differ_from_the_first_end_the_run_before_it_begins(
@@ -66,7 +66,7 @@ def test_workers_that_differ_from_the_first_end_the_run_before_it_begins(
 @pytest.mark.parametrize("options", [(), ("--strict",)])
 def test_a_replacement_that_differs_is_told_and_the_end_says_so(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Worker 1 is killed in step 3; who takes its place reads other data."""
-    before = "SEED, WIDTH = (2 if os.path.exists('changed') else 1), 4"
+    before = "SEED, OUT = (2 if os.path.exists('changed') else 1), 4"
     after = (
         "if session.steps == 3 and os.environ['RANK'] == '1': open('changed', 'w'); "
         "os.kill(os.getpid(), signal.SIGKILL)"
