@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.control import founding
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Disconnected, Event, Remember, Settings, Standing
+from paceline.control.founding import likely_cause
 from paceline.control.messages import AgentReport, Introduction, Phase, Report, Start, Vitals
 from paceline.control.roster import Fate
 from paceline.wire.card import Card
@@ -26,10 +28,10 @@ class Table:
         self._settings = settings
         self.machine = Coordinator(self._settings, self.now)
 
-    def report(self, member: str, **fields: Any) -> None:
+    def report(self, member: str, facts: Any = None, **fields: Any) -> None:
         number = self._numbers[member] = self._numbers.get(member, 0) + 1
         card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
-        introduction = Introduction(card, self.pid_of(member), "h", "")
+        introduction = Introduction(card, self.pid_of(member), "h", "", facts or {})
         self.handle(Report(member, number, 1, introduction=introduction, **fields))
 
     @staticmethod
@@ -237,3 +239,45 @@ def test_a_lost_journal_of_a_run_with_servers_is_said_and_not_guessed() -> None:
     fresh.handle(Report("A", 1, 1, introduction=introduction, **WORKING))
     assert fresh.machine.standing.over == "failed"
     assert "database is lost" in fresh.machine.standing.reason
+
+
+# -- who does not fit --------------------------------------------------------------------------------------------------
+
+FACTS = {"dataset_length": "40", "the data's fingerprint": "aa"}
+
+
+def test_a_refusal_before_the_run_has_begun_ends_it_and_names_both_sides() -> None:
+    table = Table()
+    table.report("A", FACTS, phase=Phase.READY)
+    table.report("B", FACTS | {"the data's fingerprint": "bb"}, phase=Phase.BUILDING)
+    assert (table.fate_of("A"), table.fate_of("B")) == (Fate.RELEASED, Fate.REFUSED)
+    assert table.machine.standing.over == "failed"
+    first, second = table.machine.standing.reason.splitlines()
+    assert "worker B (process 66 on h) differs from worker A (process 65 on h): the data's fingerprint is bb" in first
+    assert "is the data random? seed it" in second
+
+
+def test_a_refusal_later_costs_the_newcomer_only_also_while_the_run_is_founded_again(table: Table) -> None:
+    table.report("C", {"seed": "2"}, phase=Phase.READY)
+    assert table.fate_of("C") is Fate.REFUSED
+    assert not table.machine.standing.over
+    for member in "AB":
+        table.machine.records[member].fate = Fate.DEAD  # all that knew the run's facts are gone
+    table.machine.standing = msgspec.structs.replace(table.machine.standing, current=None)
+    table.report("D", phase=Phase.READY)
+    table.report("E", {"seed": "2"}, phase=Phase.READY)
+    assert (table.fate_of("D"), table.fate_of("E")) == (None, Fate.REFUSED)
+    assert not table.machine.standing.over
+
+
+@pytest.mark.parametrize(
+    ("difference", "cause"),
+    [
+        ("parameter 3 is 'a' here but 'b' on the other members", "build its model"),
+        ("dataset_length is 41 here but 40", "they divide it themselves"),
+        ("the version of torch is 2 here but 3", "install the same version"),
+        ("seed is 2 here but 1", "its arguments"),
+    ],
+)
+def test_where_to_look_first(difference: str, cause: str) -> None:
+    assert cause in likely_cause(difference)

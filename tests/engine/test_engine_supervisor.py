@@ -13,6 +13,7 @@ from paceline.engine.events import (
     Asked,
     AskHalt,
     CoordinatorEnded,
+    Event,
     Exited,
     NotStarted,
     Opened,
@@ -46,6 +47,47 @@ def test_a_dead_worker_is_started_again_after_growing_pauses_and_not_for_ever() 
     assert starts(driver.tell(Tick(), 100.0)) == []
     assert not driver.machine.exhausted, "the other one lives"
     assert any(isinstance(action, Say) and "not started again" in action.text for action in driver.log)
+
+
+def refusing(driver: Driver, slot: int, number: int = 1) -> AgentDirective:
+    return AgentDirective(1, number, "", refused={driver.machine.slots[slot].pid: "seed is 2 here but 1"})
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+def test_a_worker_that_was_refused_is_not_started_again_and_the_end_says_so(told_first: bool) -> None:
+    """Whether the agent hears of the refusal before the process ends, or after."""
+    for strict in (False, True):
+        driver = Driver(workers=2, strict=strict)
+        driver.open_all()
+        happened: list[Event] = [refusing(driver, 1), Exited(1, 1)]
+        for event in happened if told_first else reversed(happened):
+            driver.tell(event)
+        driver.tell(refusing(driver, 1, 2))
+        said = [action.text for action in driver.log if isinstance(action, Say) and "refused" in action.text]
+        assert said == ["w1 was refused: seed is 2 here but 1; it is not started again"]
+        assert starts(driver.tell(Tick(), 100.0)) == []
+        driver.tell(Exited(0, 0))
+        driver.tell(CoordinatorEnded(0, "ended"))
+        outcome = driver.machine.outcome
+        assert outcome is not None
+        assert outcome.result is Result.ENDED
+        assert outcome.missing == ("w1 was refused: seed is 2 here but 1",)
+        assert outcome.code == (3 if strict else 0)
+
+
+def test_a_run_that_lost_a_worker_for_good_says_so_and_one_that_replaced_it_does_not() -> None:
+    for restarts, lost, code in ((0, ("w1 was killed by SIGKILL",), 3), (1, (), 0)):
+        driver = Driver(workers=2, restarts=restarts, strict=True)
+        driver.open_all()
+        driver.tell(Exited(1, KILLED))
+        driver.tell(Tick(), 10.0)
+        if restarts:
+            driver.tell(Exited(1, 0))
+        driver.tell(Exited(0, 0))
+        driver.tell(CoordinatorEnded(0, "ended"))
+        outcome = driver.machine.outcome
+        assert outcome is not None
+        assert (outcome.missing, outcome.code) == (lost, code)
 
 
 def test_a_pause_has_a_limit_and_a_long_life_forgives() -> None:

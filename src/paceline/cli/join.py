@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli.leaving import BAD_INPUT, leave
-from paceline.cli.run import CapacityOption, FolderOption, ServersOption
+from paceline.cli.run import CapacityOption, FolderOption, ServersOption, StrictOption
 from paceline.cli.script import command_of
 from paceline.errors import PacelineError
 
@@ -41,6 +41,7 @@ def join(
     servers: ServersOption = 0,
     folder: FolderOption = Path("runs"),
     restarts: Annotated[int, typer.Option(help="How often a process that died is started again.")] = 3,
+    strict: StrictOption = False,
     capacity: CapacityOption = "",
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
 ) -> None:
@@ -48,7 +49,7 @@ def join(
     on. With servers only: paceline join CODE --servers 1 -n 0."""
     try:
         code, script = _split(code, words or [])
-        rules = _rules(script, workers, servers, restarts)
+        rules = _rules(script, workers, servers, restarts, strict=strict)
         command = command_of(script, is_module=module) if script else ()
         words = ["-m", *script] if module else script
         exit_code = _join(_read_code(code), command, rules, folder, capacity, words)
@@ -64,10 +65,10 @@ def _split(code: str, words: list[str]) -> tuple[str, list[str]]:
     return (code, words) if code else (words[0], words[1:])
 
 
-def _rules(script: list[str], workers: int, servers: int, restarts: int) -> Rules:
+def _rules(script: list[str], workers: int, servers: int, restarts: int, *, strict: bool) -> Rules:
     from paceline.engine.slots import Rules
 
-    rules = Rules(workers=workers, servers=servers, restarts=restarts, owns_coordinator=False)
+    rules = Rules(workers=workers, servers=servers, restarts=restarts, strict=strict, owns_coordinator=False)
     if workers and not script:
         raise ValueError(
             "there is no script to run; write: paceline join CODE -n 2 train.py, or, to join with servers only, "

@@ -23,6 +23,9 @@ CapacityOption = Annotated[
     str,
     typer.Option(metavar="NUMBER|probe", help="How fast this machine is beside others.", show_default="as measured"),
 ]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit with 3 if a worker failed for good, though the run ended without it.")
+]
 FolderOption = Annotated[Path, typer.Option("--folder", help="Where the folders of runs are.")]
 
 
@@ -36,6 +39,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with this run, or with the newest.")] = False,
     host: Annotated[str, typer.Option(help="This machine's address, for others to join by.")] = "127.0.0.1",
     restarts: Annotated[int, typer.Option(help="How often a process that died is started again.")] = 3,
+    strict: StrictOption = False,
     shares: Annotated[
         str, typer.Option(metavar="auto|equal|4:2:1", help="How batches are divided: by speed, equally, fixed.")
     ] = "auto",
@@ -59,6 +63,7 @@ def run(
         command = command_of(script, is_module=module)
         hosting = _hosting(
             *(workers, fewest, most, host, restarts),
+            strict=strict,
             shares=shares,
             capacity=capacity,
             drop_stragglers=drop_stragglers,
@@ -89,6 +94,7 @@ def _hosting(
     host: str,
     restarts: int,
     *,
+    strict: bool,
     shares: str,
     capacity: str,
     drop_stragglers: bool,
@@ -111,6 +117,7 @@ def _hosting(
         fewest=fewest,
         host=host,
         restarts=restarts,
+        strict=strict,
         shares=speeds.parse_shares(shares),
         drop_stragglers=drop_stragglers,
         capacity=speeds.parse_capacity(capacity),

@@ -71,6 +71,11 @@ class Agents:
         evicted = (record.introduction for record in records if record.fate is Fate.EVICTED)
         return tuple(sorted(who.pid for who in evicted if who.agent == agent and who.pid in living))
 
+    def refused(self, agent: str, records: Iterable[Record]) -> dict[int, str]:
+        """The processes of an agent that do not fit the run, each with what differs: others would not fit either."""
+        found = (record for record in records if record.fate is Fate.REFUSED and record.introduction.agent == agent)
+        return {record.introduction.pid: record.reason for record in found}
+
     def is_told(self, agent: str, orders: object) -> bool:
         """Whether an agent was told just this; from now on it counts as told."""
         before, self._told[agent] = self._told.get(agent), orders

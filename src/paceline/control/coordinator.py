@@ -150,7 +150,7 @@ class Coordinator:
             self._save(record)
             self._note("joined", record, f"process {record.introduction.pid} on {record.introduction.host}")
         if record.fate is not None or report.number <= record.number:
-            return False
+            return bool(self.standing.over)  # by what it differs in, perhaps
         record.heard = self._now
         record.connected = True
         return record.take(report)
@@ -508,11 +508,31 @@ class Coordinator:
             return
         if self.standing.facts is None or (self.standing.founded == 0 and not self.census.has_witness(record)):
             mine = record.introduction
-            self._keep(facts=mine.facts, parameters=mine.parameters, ranges=mine.ranges, leased=mine.leased)
+            self._keep(
+                facts=mine.facts,
+                parameters=mine.parameters,
+                ranges=mine.ranges,
+                leased=mine.leased,
+                witness=record.member,
+            )
             return
         difference = founding.difference(self.standing.facts, self.standing.parameters, record.introduction)
         if difference:
             self._end(record, Fate.REFUSED, difference)
+            self._end_founding(record, difference)
+
+    def _end_founding(self, refused: Record, difference: str) -> None:
+        """Which of two is the wrong one is not known before the run has begun: it must not begin with either. Later,
+        the run is right and the newcomer is not."""
+        witness = self.records.get(self.standing.witness)
+        if self.standing.current is not None or (self.standing.founded and (witness is None or witness.fate)):
+            return
+        if witness is None or witness.fate:
+            witness = next(record for record in self.census.alive if record is not refused)
+        self.fail(
+            f"the workers do not fit together: {refused.describe()} differs from {witness.describe()}: {difference}\n"
+            f"likely cause: {founding.likely_cause(difference)}"
+        )
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

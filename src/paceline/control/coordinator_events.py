@@ -153,6 +153,7 @@ class Standing(msgspec.Struct, frozen=True):
     parameters: tuple[str, ...] = ()
     ranges: tuple[int, ...] = ()  # the bytes of each that is kept on servers
     leased: bool = False  # workers do leases, not steps together
+    witness: str = ""  # the member that the facts are of
     founded: int = 0  # how often the run was founded
     reached: int = NOTHING  # the highest operation known to be applied
     over: str = ""  # "", "ended", "failed"

@@ -51,6 +51,22 @@ def has_survivor(ready: Iterable[Record]) -> bool:
     return any(record.report.plan > 0 for record in ready)
 
 
+_CAUSES = {
+    "fingerprint": "is the data random? seed it before it is made; is it read from files? give all machines the same",
+    "length": "is the data random, or cut by the rank? give all workers the same data set, they divide it themselves",
+    "version": "install the same version on all machines",
+}
+_MODEL_CAUSE = "does the script build its model from something that differs, such as an argument or a random number?"
+
+
+def likely_cause(difference: str) -> str:
+    """Where to look first."""
+    if difference.startswith("parameter "):
+        return _MODEL_CAUSE
+    causes = [cause for word, cause in _CAUSES.items() if word in difference.partition(" is ")[0]]
+    return causes[0] if causes else "is the script, or are its arguments, another on one of them?"
+
+
 def difference(facts: Mapping[str, str], parameters: Sequence[str], introduction: Introduction) -> str:
     """The first thing in which a member differs from the run; empty if there is none."""
     for name in sorted(facts.keys() | introduction.facts.keys()):

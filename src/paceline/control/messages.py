@@ -216,8 +216,8 @@ class AgentReport(msgspec.Struct, frozen=True):
 
 
 class AgentDirective(msgspec.Struct, frozen=True):
-    """What an agent is to do: kill these processes, start no more when the run is over; whether it failed, and why it
-    is over."""
+    """What an agent is to do: kill these processes, start no others in place of those that were `refused` (with what
+    differs), start no more when the run is over; whether it failed, and why it is over."""
 
     term: int
     number: int
@@ -226,3 +226,4 @@ class AgentDirective(msgspec.Struct, frozen=True):
     over: bool = False
     verdict: str = ""
     failed: bool = False
+    refused: dict[int, str] = {}

@@ -53,14 +53,16 @@ class Speech:
         self, agent: str, agents: Agents, records: Iterable[Record], standing: Standing, *, asked: bool
     ) -> list[TellAgent]:
         over = bool(standing.over)
-        doomed = agents.doomed(agent, records)
-        if agents.is_told(agent, (doomed, over)) and not asked:
+        records = list(records)
+        doomed, refused = agents.doomed(agent, records), agents.refused(agent, records)
+        if agents.is_told(agent, (doomed, over, refused)) and not asked:
             return []
         directive = AgentDirective(
             term=standing.term,
             number=self._next(),
             agent=agent,
             kill=doomed,
+            refused=refused,
             over=over,
             verdict=standing.reason if over else "",
             failed=standing.over == "failed",

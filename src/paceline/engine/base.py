@@ -23,6 +23,9 @@ HALTED = 76
 # `paceline run` ends with this code where the run came to its end, but without updates that were lost for good.
 LOST = 77
 
+# The exit code of a strict run that ended, but without a worker that it was asked to have.
+INCOMPLETE = 3
+
 
 class EngineError(PacelineError):
     """A process cannot be started."""

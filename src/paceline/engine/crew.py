@@ -62,6 +62,7 @@ class Crew:
             slot.num_restarts = 0
         if self._hopeless or slot.num_restarts >= self._rules.restarts:
             slot.state = State.FINAL
+            slot.lost = exit_words(code)
             if self._hopeless:
                 self.cancel_starts()
             if slot.is_server or not self._hopeless:  # a script's own words are shown with the end of the run
@@ -71,6 +72,15 @@ class Crew:
         slot.num_restarts += 1
         slot.state, slot.until = State.WAITING, now + pause_s
         self._do(Say(f"{slot.label} {exit_words(code)}; it is started again in {pause_s:g} s"))
+
+    def refuse(self, slot: Slot, difference: str) -> None:
+        """Its process does not fit the run, and no other would."""
+        if slot.lost:
+            return
+        slot.lost = f"was refused: {difference}"
+        if slot.state is State.WAITING:
+            slot.state = State.FINAL
+        self._do(Say(f"{slot.label} {slot.lost}; it is not started again"))
 
     def cancel_starts(self) -> None:
         for slot in self.slots:

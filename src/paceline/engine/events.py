@@ -125,9 +125,11 @@ class Result(Enum):
 
 class Outcome(NamedTuple):
     """How it ended. `code` is for the process's own exit; `slot` is the process at fault, -1 for none; `reason` what is
-    known beside that process's own words."""
+    known beside that process's own words; `missing` are workers of this agent that the run ended without, because they
+    failed, each with how."""
 
     result: Result
     code: int
     slot: int = -1
     reason: str = ""
+    missing: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ def launch(
     name: str = "",
     folder: str | Path = "runs",
     restarts: int = 3,
+    strict: bool = False,
     shares: str = speeds.AUTO,
     drop_stragglers: bool = False,
     servers: int = 0,
@@ -40,7 +41,8 @@ def launch(
 
     If the run fails, its root cause is raised: the worker's own exception, with its traceback as a note, where it has
     one that can travel, else `LaunchFailed`. A `ValueError` says before anything is started that the function cannot be
-    sent to other processes. A worker that was lost for good while the others went on returns None."""
+    sent to other processes. A worker that was lost for good while the others went on returns None; with `strict` it is
+    a `LaunchFailed`."""
     if worker.IMPORTING_VARIABLE in os.environ:
         raise RuntimeError(
             "launch was called while a worker imports the main script; put the call under "
@@ -49,6 +51,7 @@ def launch(
     hosting = running.Hosting(
         workers=workers,
         restarts=restarts,
+        strict=strict,
         shares=speeds.parse_shares(shares),
         drop_stragglers=drop_stragglers,
         servers=servers,
@@ -100,6 +103,8 @@ def _conclude(
     outcome: Outcome, explanation: list[str], results: Results, place: folders.Place, workers: int
 ) -> list[Any]:
     found = results.take()
+    if outcome.result is Result.ENDED and outcome.code:
+        raise LaunchFailed(f"the run {place.name} {running.without(outcome.missing)}; logs: {place.logs}")
     if outcome.result is Result.ENDED:
         return [found[slot][1] if slot in found else None for slot in range(workers)]
     if outcome.result is Result.INTERRUPTED:

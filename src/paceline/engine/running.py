@@ -61,6 +61,7 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
     most: int = NO_LIMIT
     host: str = "127.0.0.1"
     restarts: int = 3
+    strict: bool = False
     shares: tuple[int, ...] = ()
     drop_stragglers: bool = False
     capacity: Capacity = Capacity()
@@ -142,7 +143,9 @@ class Lifetime:
         self._stack.close()
 
     def host(self, hosting: Hosting, make_engine: MakeEngine) -> Outcome:
-        rules = Rules(workers=hosting.workers, servers=hosting.servers, restarts=hosting.restarts)
+        rules = Rules(
+            workers=hosting.workers, servers=hosting.servers, restarts=hosting.restarts, strict=hosting.strict
+        )
         config = Config.new(
             run=self.place.name, folder=self.place.folder, settings=hosting.settings(), host=hosting.host
         )
@@ -208,10 +211,11 @@ def find_lost(place: Place) -> str:
 
 def report(outcome: Outcome, explanation: list[str], place: Place, resume: Sequence[str] = (), lost: str = "") -> None:
     """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here."""
-    if outcome.result is Result.ENDED and not lost:
+    if outcome.result is Result.ENDED and not lost and not outcome.missing:
         return
     if outcome.result is Result.ENDED:
-        lines = [f"paceline: the run {place.name} has ended"]
+        how = without(outcome.missing) if outcome.missing else "has ended"
+        lines = [f"paceline: the run {place.name} {how}"]
     elif outcome.result is Result.HALTED:
         lines = [f"paceline: the run {place.name} has halted: {outcome.reason}", *_how_to_go_on(place, resume)]
     elif outcome.result is Result.FAILED:
@@ -222,6 +226,11 @@ def report(outcome: Outcome, explanation: list[str], place: Place, resume: Seque
         lines.append(f"lost: {lost}")
     with contextlib.suppress(OSError):
         print("\n".join([*lines, f"logs: {place.logs}"]), file=sys.stderr, flush=True)
+
+
+def without(missing: Sequence[str]) -> str:
+    workers = "a worker" if len(missing) == 1 else f"{len(missing)} workers"
+    return f"ended without {workers} that it was asked to have: {'; '.join(missing)}"
 
 
 def _how_to_go_on(place: Place, resume: Sequence[str]) -> list[str]:

@@ -18,6 +18,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     servers: int = 0
     restarts: int = 3
+    strict: bool = False  # a run that ends without a worker which it was asked to have has an exit code of its own
     owns_coordinator: bool = True
     first_pause_s: float = 0.5
     longest_pause_s: float = 10.0
@@ -71,4 +72,5 @@ class Slot:
         self.has_session = False
         self.was_ended = False  # by this agent
         self.outlived_run = False
+        self.lost = ""  # why there will be no other process here, although the run goes on
         self.kill_at: float | None = None  # when it was asked to end and has not; never again once it was killed

@@ -29,7 +29,7 @@ from collections import deque
 from enum import Enum
 
 from paceline.control.messages import AgentDirective
-from paceline.engine.base import HALTED, START_AGAIN, exit_words
+from paceline.engine.base import HALTED, INCOMPLETE, START_AGAIN, exit_words
 from paceline.engine.crew import Crew
 from paceline.engine.events import (
     Action,
@@ -171,7 +171,7 @@ class Supervisor:
             slot.first_failed = True
         if code == HALTED and not slot.is_server and self.stage is Stage.WORKING:
             self._halt_here("the coordinator is not heard of any more; is its host still there?")
-        if self.stage is not Stage.WORKING or code == 0 or slot.kill_at is not None:
+        if self.stage is not Stage.WORKING or code == 0 or slot.kill_at is not None or slot.lost:
             slot.state = State.FINAL
         elif slot.is_server:
             self._servers.start_again(slot, code, self._now)
@@ -199,6 +199,9 @@ class Supervisor:
             for slot in crew.running():
                 if slot.pid in directive.kill:
                     crew.send(slot, signal.SIGKILL)
+            for slot in crew.slots:
+                if slot.pid in directive.refused and self.stage is Stage.WORKING and not directive.over:
+                    crew.refuse(slot, directive.refused[slot.pid])
         if directive.over and not self._is_over:
             if directive.failed:
                 self._verdict = "failed"
@@ -401,7 +404,9 @@ class Supervisor:
             number = culprit.number if culprit is not None else -1
             self.outcome = Outcome(Result.FAILED, self._failure_code(), number, self._reason)
         else:
-            self.outcome = Outcome(Result.ENDED, 0, reason=self._reason)
+            missing = tuple(f"{slot.label} {slot.lost}" for slot in self._workers.slots if slot.lost)
+            code = INCOMPLETE if missing and self.rules.strict else 0
+            self.outcome = Outcome(Result.ENDED, code, reason=self._reason, missing=missing)
 
     def _failed_afterwards(self) -> Slot | None:
         """A worker that was let go in peace and failed after that, perhaps before the agent knew that all was over; a
