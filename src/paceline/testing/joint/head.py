@@ -66,7 +66,7 @@ class Head:
             return
         world = self._world
         self._incarnation += 1
-        self.machine = world.mutation.coordinator(self.settings, world.now, dict(self.journal))
+        self.machine = world.mutation.coordinator(self.settings, world.now, dict(self.journal), "a")
         self._choices = world.mutation.choices(PLAN_AGAIN_S)
         self._inbox, self._unsaid, self._looks = [], [], False
         self.is_stopped = self.crashes_soon = False
@@ -191,7 +191,7 @@ class Head:
 
     def remembered(self) -> Coordinator:
         """The machine, or what it would be if it came back now."""
-        return self.machine or Coordinator(self.settings, self._world.now, dict(self.journal))
+        return self.machine or Coordinator(self.settings, self._world.now, dict(self.journal), "a")
 
     def counts(self, name: str) -> bool:
         """Whether a member is in the run, as far as the coordinator would remember."""

@@ -16,7 +16,7 @@ from paceline.control.coordinator_events import Event, Remember
 from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import Desk, Hand
 from paceline.control.member import Member
-from paceline.control.member_events import Done, Exit, Leave, Staged
+from paceline.control.member_events import Done, Exit, Leave
 from paceline.control.messages import Directive, Phase, Plan, Report, Verdict
 from paceline.control.serving import Aim, Change, ServerManager
 from paceline.control.serving_member import ServerMember
@@ -73,11 +73,6 @@ def _with_desk(desk: Callable[..., Desk]) -> Callable[..., Coordinator]:
 # -- plans and operations ----------------------------------------------------------------------------------------------
 
 
-class _CountsHolders(Member):
-    def _all_hold_offered(self, held: tuple[int, ...]) -> bool:
-        return self._offered is not None and all(held)
-
-
 class _KeepsNoPromise(Member):
     def _promise(self, fence: int) -> bool:
         is_news = fence > self.fenced
@@ -122,11 +117,13 @@ class _SaysLess(Member):
         return msgspec.structs.replace(report, applied=report.applied - 1) if report.applied > 0 else report
 
 
-class _TakesAnyState(Member):
-    """Also of a plan that is over."""
+class _HoldsBeforeItHas(Member):
+    """It counts as one that has the state when its group is there, and not when the state is."""
 
-    def _on_staged(self, event: Staged) -> None:
-        super()._on_staged(event._replace(generation=self.generation))
+    def _start(self) -> None:
+        if self.plan is not None and not self.holds_state:
+            self.applied = max(0, self.plan.base)
+        super()._start()
 
 
 class _RemembersNoPlan(Coordinator):
@@ -155,14 +152,6 @@ class _GoesByTheClock(Coordinator):
         self._clock._stall_s = 1e9
 
 
-class _DoesNotListen(Coordinator):
-    """It judges by what it has not heard as soon as it wakes, or comes back."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._clock._listen_s = 0.0
-
-
 class _SendsAPlanOnce(Choices):
     """Also where the connection that it went by is lost."""
 
@@ -174,11 +163,6 @@ class _SendsAPlanOnce(Choices):
         chosen = super().merge(events, has_line)
         self._on_the_way = kept
         return chosen
-
-
-class _MissesWhoIsBack(Choices):
-    def merge(self, events: Sequence[Event], has_line: Callable[[str], bool]) -> list[Event]:
-        return super().merge(events, lambda _: False)
 
 
 class _GoesAtOnce(ServerMember):
@@ -429,20 +413,17 @@ class _WaitsForTheForgotten(Desk):
 
 SOUND = Mutation("sound")
 MUTATIONS = [
-    Mutation("counts the holders of a next plan, not what their slots name", mode="allreduce", member=_CountsHolders),
     Mutation("promises to leave a generation, and goes on in it", mode="allreduce", member=_KeepsNoPromise),
     Mutation("exits before all have acknowledged the end", mode="allreduce", member=_LeavesEarly),
     Mutation("switches where loop bodies have yet to run", mode="allreduce", member=_SwitchesAnywhere),
     Mutation("makes a plan before all have promised", mode="allreduce", coordinator=_WaitsForNoPromise),
     Mutation("starts from the one behind, not the one ahead", mode="allreduce", coordinator=_IgnoresWhoIsAhead),
     Mutation("says less than it has applied", mode="allreduce", member=_SaysLess),
-    Mutation("takes state of a plan that is over", mode="allreduce", member=_TakesAnyState),
+    Mutation("counts as a holder of state that has not arrived", mode="allreduce", member=_HoldsBeforeItHas),
     Mutation("forgets what it told when it comes back", mode="allreduce", coordinator=_RemembersNoPlan),
     Mutation("forgets where the ranges are", coordinator=_RemembersNoPlacement),
     Mutation("takes its own pause for silence of the others", coordinator=_GoesByTheClock),
-    Mutation("judges without having listened", coordinator=_DoesNotListen),
     Mutation("sends a plan once, whatever becomes of the connection", choices=_SendsAPlanOnce),
-    Mutation("takes who is back for lost", choices=_MissesWhoIsBack),
     Mutation("ends a server before others have what it holds", num_replicas=2, server_member=_GoesAtOnce),
     Mutation("serves workers of another founding", keeper=_TakesAnyFounding),
     Mutation("acknowledges before the backup has it", num_replicas=2, keeper=_WaitsForNobody),

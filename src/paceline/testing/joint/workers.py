@@ -30,9 +30,11 @@ from paceline.control.member_events import (
     Kind,
     Leave,
     Looked,
+    Reach,
     Ready,
     Say,
     Staged,
+    Surveyed,
     Swap,
     Take,
     Work,
@@ -226,6 +228,13 @@ class Worker(Process):
 
     def _do_adopt(self, action: Adopt) -> None:
         self.placement = action.placement
+
+    def _do_reach(self, action: Reach) -> None:
+        self.later(self.world.random.uniform(0.0, 0.3), self._surveyed, action)
+
+    def _surveyed(self, action: Reach) -> None:
+        missing = tuple(name for name in action.survey.targets if not self.world.can_dial(self.name, name))
+        self.post(Surveyed(action.survey.number, missing))
 
     def _do_form(self, action: Form) -> None:
         self.world.truth.issued(action.plan)

@@ -135,6 +135,9 @@ class World:
             return False
         return cuts[frozenset((one, other))] > 0 or cuts[frozenset((self.host_of(one), self.host_of(other)))] > 0
 
+    def can_dial(self, one: str, other: str) -> bool:
+        return self.processes[other].alive and not self.is_cut(one, other)
+
     def host_of(self, name: str) -> str:
         """As the end of a cable; the coordinator is on the first one."""
         if name == "coordinator":

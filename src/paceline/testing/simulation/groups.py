@@ -144,18 +144,11 @@ class SimulatedGroup:
     def _try_handover(self, name: str) -> None:
         if name in self._gifts and name in self._takers:
             half = self._world.delay() * 3
-            self._world.after(half, self._arriving, self._world.workers[name])
             self._world.after(half + self._world.delay() * 3, self._arrive_whole, self._world.workers[name])
 
     def _is_sound(self, worker: Worker) -> bool:
         take = self._takers.get(worker.name)
         return take is not None and worker.name not in self._gone and take.source not in self._gone
-
-    def _arriving(self, worker: Worker) -> None:
-        """Half of it is there."""
-        gift = self._gifts[worker.name]
-        if self._is_sound(worker) and isinstance(gift, State):
-            worker.stage_half(self.plan.generation, gift)
 
     def _arrive_whole(self, worker: Worker) -> None:
         if not self._is_sound(worker):

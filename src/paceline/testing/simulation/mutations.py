@@ -9,16 +9,14 @@ import msgspec
 
 from paceline.control.coordinator import Coordinator
 from paceline.control.member import Member
-from paceline.control.member_events import Apply, Done
-from paceline.control.messages import Phase, Plan, Verdict
+from paceline.control.member_events import Done
+from paceline.control.messages import Phase, Plan, Report, Verdict
 
 
 class Mutation(NamedTuple):
     name: str
     member: Callable[[str], Member] = Member
     coordinator: Callable[..., Coordinator] = Coordinator
-    stages: bool = True
-    remembers: bool = True
 
 
 class _CountsHolders(Member):
@@ -33,12 +31,21 @@ class _KeepsNoPromise(Member):
         return is_news
 
 
-class _SettlesAtOnce(Member):
-    def _apply(self, plan: Plan, operation: int) -> None:
-        super()._apply(plan, operation)
-        self._actions = [
-            action._replace(settled=operation) if isinstance(action, Apply) else action for action in self._actions
-        ]
+class _SaysLess(Member):
+    """One operation is settled when the next is done; whoever says less than it has applied lets it be undone."""
+
+    def report(self) -> Report:
+        report = super().report()
+        return msgspec.structs.replace(report, applied=report.applied - 1) if report.applied > 0 else report
+
+
+class _HoldsBeforeItHas(Member):
+    """It counts as one that has the state when its group is there, and not when the state is."""
+
+    def _start(self) -> None:
+        if self.plan is not None and not self.holds_state:
+            self.applied = max(0, self.plan.base)
+        super()._start()
 
 
 class _LeavesEarly(Member):
@@ -79,16 +86,23 @@ class _KeepsTheParted(Coordinator):
         self._conflicts.worst_of = lambda *_: None  # type: ignore[method-assign]
 
 
+class _RemembersNoPlan(Coordinator):
+    def _keep(self, **changes: object) -> None:
+        super()._keep(**changes)
+        if "current" in changes or "pending" in changes:
+            self._actions.pop()
+
+
 SOUND = Mutation("sound")
 MUTATIONS = [
     Mutation("counts the holders of a next plan, not what their slots name", member=_CountsHolders),
-    Mutation("lets state that arrives touch what is there", stages=False),
+    Mutation("counts as a holder of state that has not arrived", member=_HoldsBeforeItHas),
     Mutation("promises to leave a generation, and goes on in it", member=_KeepsNoPromise),
-    Mutation("takes what it applied for settled", member=_SettlesAtOnce),
+    Mutation("says less than it has applied", member=_SaysLess),
     Mutation("exits before all have acknowledged the end", member=_LeavesEarly),
     Mutation("switches where loop bodies have yet to run", member=_SwitchesAnywhere),
     Mutation("makes a plan before all have promised", coordinator=_WaitsForNoPromise),
     Mutation("starts from the one behind, not the one ahead", coordinator=_IgnoresWhoIsAhead),
     Mutation("goes on with hosts that cannot reach each other", coordinator=_KeepsTheParted),
-    Mutation("forgets what it told when it comes back", remembers=False),
+    Mutation("forgets what it told when it comes back", coordinator=_RemembersNoPlan),
 ]

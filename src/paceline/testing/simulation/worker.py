@@ -25,7 +25,6 @@ from paceline.control.member_events import (
     Reach,
     Ready,
     Say,
-    Staged,
     Surveyed,
     Swap,
     Take,
@@ -186,12 +185,6 @@ class Worker:
 
     def _do_take(self, action: Take) -> None:
         self.world.group_of(action.plan).take(self, action)
-
-    def stage_half(self, generation: int, state: State) -> None:
-        """Half of the state is there; only a careless member lets it touch what it has."""
-        if self.alive and not self.world.mutation.stages and not self.machine.holds_state:
-            self.gift = state._replace(digest=state.digest ^ 1)
-            self.post(Staged(generation, state.applied))
 
     def _do_swap(self, _: Swap) -> None:
         assert isinstance(self.gift, State)

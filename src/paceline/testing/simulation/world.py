@@ -194,7 +194,7 @@ class World:
         if self.coordinator is None:
             return
         for action in self.coordinator.handle(event, self.now):
-            if isinstance(action, Remember) and self.mutation.remembers:
+            if isinstance(action, Remember):
                 if action.value is None:
                     self._journal.pop(action.key, None)
                 else:
