@@ -10,6 +10,7 @@ import pytest
 from paceline.server import __main__ as process
 from paceline.server import member, warming
 from paceline.server.dense import ELEMENTWISE, Settings
+from paceline.server.errors import HalfMade
 
 LIFE = """
 import sys
@@ -64,7 +65,7 @@ def test_a_server_without_room_for_tables_serves_all_the_same(monkeypatch: pytes
     def live(settings: Settings, _: object, *, has_tables: bool) -> None:
         tried.append(settings.optimizer)
         if has_tables or settings.optimizer == "Adam":
-            raise MemoryError("no room")
+            raise HalfMade("no room")
 
     monkeypatch.setattr(warming, "_live", live)
     warming.warm_up()

@@ -49,7 +49,7 @@ def warm_up() -> None:
     for settings, dtype, has_tables in lives:
         try:
             _live(settings, dtype, has_tables=has_tables)
-        except (MemoryError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever it is, it is of the trial, and its tensors are gone with it
             logger.info("%s could not be tried before it is needed: %s", settings.optimizer, error)
     for message in (Request(1, (0,)), Forward(1, 1, (0,)), Answer(1), Acknowledged(1)):
         decode(msgspec.msgpack.encode(message), type(message))
