@@ -9,7 +9,7 @@ from paceline.testing.joint.mutations import MUTATIONS, Mutation
 from paceline.testing.joint.world import MODES
 from paceline.testing.simulate import table_of
 
-SCHEDULES = 400  # `make simulate` runs a hundred thousand
+SCHEDULES = 240  # `make simulate` runs a hundred thousand
 BLOCKS = 4
 MOST_TRIES = 400
 
