@@ -8,13 +8,13 @@ import sys
 import textwrap
 
 import pytest
-from wire_helpers import SECRET, soon
 
 from paceline.wire import endpoint as endpoints
 from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
+from wire.wire_helpers import SECRET, soon
 
 NOBODY = 65534
 STRANGER = """
