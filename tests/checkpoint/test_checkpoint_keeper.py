@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,6 @@ from hypothesis import strategies as st
 from paceline.checkpoint import (
     CheckpointError,
     Contents,
-    DiskFull,
     Keeper,
     Pending,
     Stage,
@@ -224,19 +224,46 @@ def test_what_cannot_be_saved_is_told_to_the_caller(make: Make) -> None:
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_does_not_end_the_keeper(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_on_a_full_disk_a_snapshot_is_kept_and_written_when_there_is_room(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.checkpoint.keeper.ROOM_S", 0.01)
     events: list[str] = []
     with make(on_event=lambda kind, text: events.append(f"{kind}: {text}")) as keeper:
         publish(keeper, 1)
         with monkeypatch.context() as patch:
             patch.setattr(files, "_free_bytes", lambda folder: 10)
-            pending = take(keeper, contents(2))
-            assert pending.wait(WAIT_S) is Stage.FAILED
-        assert isinstance(pending.error, DiskFull)
-        assert [(failure.operation, failure.error) for failure in keeper.errors()] == [(2, pending.error)]
-        assert events[-1].startswith("failed: operation 2: no room for a checkpoint")
-        publish(keeper, 3)
+            older = take(keeper, contents(2))
+            wait_until(lambda: older.waits_for_room)
+            newer = take(keeper, contents(3))
+            assert older.wait(WAIT_S) is Stage.DROPPED, "the newer one takes its place"
+            wait_until(lambda: newer.waits_for_room)
+        keeper.settle(3)
+        assert newer.wait(WAIT_S) is Stage.PUBLISHED
+        said = [text for text in events if text.startswith("waits: ")]
+        assert [text.partition(" is kept")[0] for text in said] == ["waits: operation 2", "waits: operation 3"]
+        assert "no room for a checkpoint in" in said[0]
+        assert "10 are free" in said[0]
         assert operations(tmp_path) == [3, 1]
+
+
+def test_a_disk_that_stays_full_does_not_hold_up_the_end(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = make()
+    monkeypatch.setattr(files, "_free_bytes", lambda folder: 10)
+    pending = take(keeper, contents(2))
+    keeper.settle(2)
+    wait_until(lambda: pending.waits_for_room)
+    keeper.close(wait_s=0.1)
+    assert pending.stage is Stage.DROPPED
 
 
 def test_a_folder_that_vanishes_is_an_error_of_the_background(make: Make, tmp_path: Path) -> None:

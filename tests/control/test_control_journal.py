@@ -6,6 +6,8 @@ import contextlib
 import os
 import sqlite3
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -103,7 +105,7 @@ def test_what_is_committed_is_there_again(tmp_path: Path) -> None:
 def test_a_batch_is_all_or_nothing(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.commit({"a": b"1"})
-    with pytest.raises(JournalError, match=r"cannot be written.*start the run again"):
+    with pytest.raises(JournalError, match=r"cannot be written.*Make room"):
         journal.commit({"a": b"2", "b": object()})  # type: ignore[dict-item]
     assert journal.remembered() == {"a": b"1"}
     journal.commit({"a": b"3"})
@@ -204,18 +206,71 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> object:
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> object:
+    size = getattr(request, "param", "512k")
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True)
     if mounted.returncode:
         pytest.skip("a small file system can be mounted by root only")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+def fill(disk: Path) -> Path:
+    """To the last page."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"\0" * 4096):
+            pass
+    return filler
+
+
+@pytest.mark.parametrize("small_disk", ["8m"], indirect=True)
+def test_what_must_be_remembered_goes_on_where_the_disk_is_full(small_disk: Path) -> None:
+    journal = Journal(small_disk)
+    journal.commit({"plan": b"0"}, plans=[plan(1, Start.FOUND)])
+    filler = fill(small_disk)
+    for number in range(2000):
+        journal.commit({"plan": str(number).encode()}, [Happening(1, "plan", "m", "x" * 100)])
+    with pytest.raises(JournalError, match=r"takes nothing but what it must.*0 bytes are free"):
+        journal.record([StepRow(1, 1, 0, 0, 8, 1.0, 0.1)])
+    journal.record([StepRow(1, 1, 0, 0, 8, 1.0, 0.1)], needed=True)
+    # A coordinator that was killed has closed nothing; the next one finds all of it.
+    again = Journal(small_disk)
+    assert again.remembered() == {"plan": b"1999"}
+    again.commit({"plan": b"2000"})
+    filler.unlink()
+    again.record([StepRow(2, 1, 0, 8, 8, 1.0, 0.1)])
+    again.close()
+    journal.close()
+    with RunReader(small_disk) as reader:
+        assert [step.operation for step in reader.steps()] == [1, 2]
+
+
+def test_a_commit_waits_for_room(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(small_disk)
+    journal.commit({"plan": b"1"})
+    filler = fill(small_disk)
+
+    def make_room() -> None:
+        deadline = time.monotonic() + 60
+        while "nothing is decided until there is room" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        filler.unlink()
+
+    helper = threading.Thread(target=make_room)
+    helper.start()
+    journal.commit({"key": b"x" * 100_000})
+    helper.join()
+    assert journal.remembered()["key"] == b"x" * 100_000
+    assert "can be written again" in caplog.text
+    journal.close()
+
+
 def test_a_full_disk_is_an_error_and_damages_nothing(small_disk: Path) -> None:
     journal = Journal(small_disk)
+    journal.stop_waiting()
     journal.commit({"plan": b"1"})
     (small_disk / "filler").write_bytes(b"\0" * (os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
     with pytest.raises(JournalError, match="disk full"):

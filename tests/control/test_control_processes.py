@@ -149,7 +149,7 @@ def _has_ended(process: int) -> bool:
     return is_ready(process, READ)
 
 
-def test_a_coordinator_that_cannot_remember_ends(tmp_path: Path) -> None:
+def test_a_coordinator_that_cannot_remember_waits_and_says_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True).returncode:
@@ -162,9 +162,9 @@ def test_a_coordinator_that_cannot_remember_ends(tmp_path: Path) -> None:
             disk = os.statvfs(folder)
             (folder / "filler").write_bytes(b"\0" * (disk.f_bavail * disk.f_frsize))
             (trainee,) = stack.enter_context(training(ticket, 1))
+            os.kill(first.pid, signal.SIGTERM)  # whether it waits for room already or not: it ends
             code, text = ended(first)
-            assert code == BROKEN
-            assert "is its disk full" in text
+            assert code in (BROKEN, INTERRUPTED), text
             assert trainee.plans == []  # it was told nothing that is not on disk
             (folder / "filler").unlink()
             second = stack.enter_context(coordinator(config))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import cast
 
 import engine_tasks
 import pytest
 
 from paceline import engine
-from paceline.engine import LaunchFailed, launch, task
+from paceline.engine import LaunchFailed, launch, task, worker
+from paceline.engine.events import Outcome, Result
+from paceline.engine.folders import Place
+
+launching = importlib.import_module("paceline.engine.launch")  # the package has a function of this name
 
 SOURCE = str(Path(engine.__file__).resolve().parents[2])
 
@@ -132,3 +139,21 @@ def test_a_function_of_an_interactive_session_travels_by_value(tmp_path: Path) -
         """
     done = run_python(tmp_path, "-c", textwrap.dedent(typed))
     assert done.stdout == "[5, 6]\n", done.stderr
+
+
+def test_what_a_lost_worker_raised_is_no_value(caplog: pytest.LogCaptureFixture) -> None:
+    results = launching.Results(b"task")
+    try:
+        for slot in range(3):
+            results.attach(slot)
+        left = [
+            (worker.RETURNED, 7),
+            (worker.RAISED, ValueError("another model"), "Traceback\nValueError: another model"),
+        ]
+        for place, one in zip(results._places.values(), left, strict=False):
+            worker.write(place.fileno(), pickle.dumps(one))
+        ended = Outcome(Result.ENDED, 0)
+        assert launching._conclude(ended, [], results, cast(Place, None), 3) == [7, None, None]
+    finally:
+        results.close()
+    assert "w1 returned nothing, it raised: ValueError: another model" in caplog.text

@@ -15,6 +15,7 @@ from trainers import Numbered
 
 from paceline.control.coordinator_events import Settings
 from paceline.testing.rehearsal import Died, Rehearsal
+from paceline.train import joining
 from paceline.train.session import Session
 
 
@@ -134,3 +135,15 @@ def test_a_second_session_in_a_worker_is_refused(tmp_path: Path) -> None:
     with Rehearsal(two_sessions, workers=2, folder=tmp_path) as run:
         for result in run.finish():
             assert "has a session of the run" in result["error"]
+
+
+def test_a_session_whose_constructor_raised_leaves_its_place_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    tickets = iter(["the ticket"])
+    monkeypatch.setattr(joining, "_joined_run", "")
+    monkeypatch.setattr(joining, "_unused", None)
+    monkeypatch.setattr("paceline.control.ticket.inherited", lambda: next(tickets, None))
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="global_batch=99"):
+        Session(model, torch.optim.SGD(model.parameters(), 0.1), data=[1, 2, 3], global_batch=99)
+    assert joining._joined_run == ""
+    assert joining.find_ticket() == "the ticket"  # type: ignore[comparison-overlap]

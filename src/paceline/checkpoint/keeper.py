@@ -11,7 +11,8 @@ Promises:
 - A checkpoint gets its name when it is completely on disk and its operation is settled, whichever comes last. One whose
   operation was discarded is never seen.
 - An error in the background ends that one checkpoint: it is logged, kept for `errors`, told to `on_event`. The next
-  `take` tries again.
+  `take` tries again. A full disk does not: the snapshot stays in memory and is written when there is room, unless a
+  newer one takes its place; it is told once.
 - One snapshot at a time: `take` while the previous one is still being written skips (or waits, when asked to).
 - Memory: one copy of the state. Disk: what is kept, and each checkpoint that is not settled yet.
 
@@ -19,7 +20,8 @@ Where they go is the store's affair: the folder, or the run's host; then nothing
 
 Who calls what: `take`, `settle`, `discard`, `score`, `close` from any thread of the process that made the keeper. In a
 forked child a keeper is dead: `close` does nothing, all else raises. `on_event(kind, text)` is called without
-locks, from the keeper's thread or from the caller of `take`; kinds are published, removed, skipped, dropped, failed.
+locks, from the keeper's thread or from the caller of `take`; kinds are published, removed, skipped, waits,
+dropped, failed.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.checkpoint import files
-from paceline.checkpoint.errors import CheckpointError
+from paceline.checkpoint.errors import CheckpointError, DiskFull
 from paceline.checkpoint.files import Contents
 from paceline.checkpoint.pending import Pending, Stage
 from paceline.checkpoint.snapshot import Buffers
@@ -45,6 +47,7 @@ from paceline.custody.shelf import Mode, Rules
 
 _log = logging.getLogger(__name__)
 _MAX_ERRORS = 100
+ROOM_S = 1.0  # between two looks at a disk that was full
 _GIVE_UP_S = 5.0  # how long a write that is no longer wanted may take to notice
 
 OnEvent = Callable[[str, str], None]
@@ -109,8 +112,12 @@ class Keeper:
             if contents.operation in self._pending:
                 raise ValueError(f"operation {contents.operation} has a snapshot already; take one for each operation")
             if wait:
-                self._changed.wait_for(lambda: self._copied is None or self._closing, wait_s)
+                self._changed.wait_for(lambda: self._closing or self._may_be_replaced(), wait_s)
                 self._check_usable()
+            if self._copied is not None and self._copied.waits_for_room:
+                self._copied.is_unwanted = True  # this one is newer
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._copied is None, _GIVE_UP_S)
             before = self._copied
             if before is None:
                 self._copied = self._pending[contents.operation] = pending
@@ -129,6 +136,9 @@ class Keeper:
             raise
         self._hand_over(pending, prepared)
         return pending
+
+    def _may_be_replaced(self) -> bool:
+        return self._copied is None or self._copied.waits_for_room
 
     def _hand_over(self, pending: Pending, prepared: files.Prepared) -> None:
         with self._changed:
@@ -275,12 +285,27 @@ class Keeper:
         self._move(pending, Stage.WRITING)
         try:
             between()
-            pending.draft = self._store.write(pending.prepared, between)
+            while pending.draft is None:
+                try:
+                    pending.draft = self._store.write(pending.prepared, between)
+                except DiskFull as error:
+                    self._wait_for_room(pending, error)
             self._move(pending, Stage.WRITTEN)
         except _Unwanted:
             self._end(pending, Stage.DROPPED)
         except Exception as error:
             self._fail(pending, error)
+
+    def _wait_for_room(self, pending: Pending, error: DiskFull) -> None:
+        """Keep the snapshot, say so once, and look again in a while; raises what there is if nobody wants it."""
+        if not pending.waits_for_room:
+            _log.error("checkpoint of operation %s: %s", pending.operation, error)
+            self._tell("waits", f"operation {pending.operation} is kept in memory and tried again: {error}")
+        with self._changed:
+            pending.waits_for_room = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: pending.is_unwanted, ROOM_S)
+        self._check_wanted(pending)
 
     def _check_wanted(self, pending: Pending) -> None:
         with self._changed:

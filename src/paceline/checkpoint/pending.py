@@ -38,6 +38,7 @@ class Pending:
         self.path = path
         self.stage = Stage.COPYING
         self.error: Exception | None = None
+        self.waits_for_room = False  # the disk was full; it is tried again
         self.is_unwanted = False  # to be dropped by the keeper's thread as soon as it sees this
         self.prepared: Prepared | None = None
         self.draft: Draft | None = None

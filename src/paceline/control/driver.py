@@ -124,7 +124,7 @@ class Driver:
         standing = self.machine.standing
         plans = [plan for plan in (standing.current, standing.pending) if plan and plan.generation > self._newest]
         if rows := self._choices.rows_due(actions):
-            self._journal.record(rows)
+            self._journal.record(rows, needed=True)
         for action in actions:
             if isinstance(action, Adopt):
                 self._journal.adopt(action.rows)

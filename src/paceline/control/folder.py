@@ -6,6 +6,7 @@ file systems give neither reliably. So they are refused, by the type of the moun
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -129,8 +130,13 @@ class FolderLock:
                     "or give another folder"
                 )
             time.sleep(0.02)
-        os.ftruncate(self._file.fileno(), 0)
-        os.pwrite(self._file.fileno(), f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # who has it is for people; a full disk does not take it
+            self._write_pid(f"{os.getpid()}\n".encode())
+
+    def _write_pid(self, text: bytes) -> None:
+        # Over what is there: a file that was cut first would need room that may be gone.
+        os.pwrite(self._file.fileno(), text, 0)
+        os.ftruncate(self._file.fileno(), len(text))
 
     def _try(self) -> bool:
         try:

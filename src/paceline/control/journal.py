@@ -9,11 +9,16 @@ Two promises, two connections:
   given again.
 
 Both write to one file, one at a time; a later `commit` brings an earlier `record` to the disk with it.
+
+A full disk. Room is taken beforehand, in the database and in its write-ahead log (`RESERVE_BYTES`), so commits go on
+for a long time; `record` leaves that room to them. Where it is used up too, `commit` waits for room, and says so
+once: the coordinator decides nothing meanwhile, and the training, which does not need it for a step, goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sqlite3
 import threading
@@ -25,13 +30,21 @@ from typing import NamedTuple
 
 import msgspec
 
+from paceline.control.disk import NO_ROOM, free_bytes, words_of
 from paceline.control.messages import NOTHING, Plan, Start
 from paceline.control.progress import MetricRow, StepRow
 from paceline.errors import PacelineError
 
+logger = logging.getLogger("paceline.control")
+
 DATABASE = "run.db"
 VERSION = 3
 BUSY_S = 10.0  # how long one of the two connections waits for the other
+RESERVE_BYTES = 1 << 20
+CHECKPOINT_PAGES = 200  # of the write-ahead log, so that it stays within what was taken
+FULL_S = 600.0  # how long a commit waits for room
+_LOOK_AGAIN_S = 0.25
+_RESERVE_KEY = "reserve"
 
 SCHEMA = """
 CREATE TABLE remembered(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -127,12 +140,14 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.path = folder / DATABASE
         self._commit_lock, self._record_lock = threading.Lock(), threading.Lock()
+        self._hurry = threading.Event()
         with self._speaking("opened"):
             # Made here, so that only this user can read what it holds; SQLite gives its other files the same mode.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._memory = _connect(self.path, "FULL")
             try:
                 _prepare(self._memory, self.path)
+                _reserve(self._memory, folder)
                 self._progress = _connect(self.path, "NORMAL")
                 self._foundings = dict(
                     self._memory.execute(
@@ -147,7 +162,7 @@ class Journal:
 
     def remembered(self) -> dict[str, bytes]:
         with self._speaking("read"), self._commit_lock:
-            return dict(self._memory.execute("SELECT key, value FROM remembered"))
+            return dict(self._memory.execute("SELECT key, value FROM remembered WHERE key <> ?", (_RESERVE_KEY,)))
 
     def commit(
         self,
@@ -156,8 +171,39 @@ class Journal:
         plans: Iterable[Plan] = (),
         members: Iterable[MemberState] = (),
     ) -> None:
-        """All of it is on disk when this returns. A value of None forgets its key."""
+        """All of it is on disk when this returns. A value of None forgets its key. Waits for room on a full disk."""
         now, plans = time.time(), list(plans)
+        happenings, members = list(happenings), list(members)
+        ends_at = time.monotonic() + FULL_S
+        is_told = False
+        while True:
+            try:
+                self._try_commit(changes, happenings, plans, members, now)
+                break
+            except JournalError as error:
+                if not _is_full(error.__cause__) or time.monotonic() > ends_at or self._hurry.is_set():
+                    raise
+                if not is_told:
+                    is_told = True
+                    logger.error("%s; nothing is decided until there is room, the training goes on", error)
+                self._hurry.wait(_LOOK_AGAIN_S)
+        if is_told:
+            logger.warning("%s can be written again", self.path)
+        with self._record_lock:
+            self._foundings.update({plan.generation: plan.base for plan in plans if plan.start is Start.FOUND})
+
+    def stop_waiting(self) -> None:
+        """For room: from now on a full disk is an error. May be called by a signal handler."""
+        self._hurry.set()
+
+    def _try_commit(
+        self,
+        changes: Mapping[str, bytes | None],
+        happenings: list[Happening],
+        plans: list[Plan],
+        members: list[MemberState],
+        now: float,
+    ) -> None:
         with self._speaking("written"), self._commit_lock, _transaction(self._memory) as database:
             for key, value in changes.items():
                 if value is None:
@@ -167,8 +213,6 @@ class Journal:
             database.executemany(_EVENT, [(now, *happening) for happening in happenings])
             database.executemany("INSERT OR REPLACE INTO plans VALUES(?, ?, ?, ?, ?, ?)", [_row(p, now) for p in plans])
             database.executemany(_MEMBER, [(*member, now, now) for member in members])
-        with self._record_lock:
-            self._foundings.update({plan.generation: plan.base for plan in plans if plan.start is Start.FOUND})
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
@@ -179,8 +223,13 @@ class Journal:
         members: Iterable[MemberState] = (),
         run: Mapping[str, str] | None = None,
         happenings: Iterable[Happening] = (),
+        *,
+        needed: bool = False,
     ) -> None:
+        """`needed` may use the room that is reserved; all else is refused while the disk is full."""
         now = time.time()
+        if not needed and (free := free_bytes(self.path)) is not None and free < RESERVE_BYTES // 4:
+            raise JournalError(f"{self.path} takes nothing but what it must: {free:,} bytes are free there; make room")
         with self._speaking("written"), self._record_lock, _transaction(self._progress) as database:
             database.executemany(_STEP, self._values_of(steps))
             database.executemany(
@@ -236,16 +285,42 @@ class Journal:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
+            free = free_bytes(self.path) or 0
             raise JournalError(
-                f"{self.path} cannot be {verb}: {error}; is its disk full, read-only or broken? Free space and start "
-                "the run again: it goes on from what was remembered"
+                f"{self.path} cannot be {verb}: {error} ({free:,} bytes are free there); is its disk full, read-only "
+                "or broken? Make room; a run that ended goes on with --resume from what was remembered"
             ) from error
 
 
 def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     database.execute(f"PRAGMA synchronous = {synchronous}")
+    database.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     return database
+
+
+def _reserve(database: sqlite3.Connection, folder: Path) -> None:
+    """Have room for later, in the database and in its log: pages that were written and are free again. Not where there
+    is little."""
+    (num_pages,), (size,) = (database.execute(f"PRAGMA {name}").fetchone() for name in ("freelist_count", "page_size"))
+    free = free_bytes(folder)
+    if num_pages * size >= RESERVE_BYTES // 2 or free is None or free < 4 * RESERVE_BYTES:
+        return
+    try:
+        with _transaction(database):
+            blob = (_RESERVE_KEY, RESERVE_BYTES)
+            database.execute("INSERT OR REPLACE INTO remembered VALUES(?, zeroblob(?))", blob)
+        database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        with _transaction(database):
+            database.execute("DELETE FROM remembered WHERE key = ?", (_RESERVE_KEY,))
+    except sqlite3.OperationalError as error:
+        logger.warning("%s", words_of(folder, error))
+
+
+def _is_full(error: BaseException | None) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in NO_ROOM
+    return getattr(error, "sqlite_errorcode", 0) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
 
 def _prepare(database: sqlite3.Connection, path: Path) -> None:

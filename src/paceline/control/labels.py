@@ -33,6 +33,11 @@ def read_started(folder: Path) -> Started:
 
 
 def write_started(folder: Path, slots: Mapping[str, list[int]]) -> None:
+    """Raises `OSError`, and what was there before stays."""
     draft = folder / f".{LABELS_FILE}"
-    draft.write_bytes(msgspec.json.encode(Started(dict(slots))))
-    draft.replace(folder / LABELS_FILE)
+    try:
+        draft.write_bytes(msgspec.json.encode(Started(dict(slots))))
+        draft.replace(folder / LABELS_FILE)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

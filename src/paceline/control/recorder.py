@@ -95,6 +95,7 @@ class Recorder:
                 members,
                 run,
                 self._remarks_of(waiting),
+                needed=bool(last),
             )
             founding, operation, metric = self._journal.reached()
         except JournalError as error:

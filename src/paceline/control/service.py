@@ -34,6 +34,7 @@ from paceline.control.config import VARIABLE, Config
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Connected, Disconnected, Drain, Halt, Tick
 from paceline.control.coordinator_events import Standing as MachineStanding
+from paceline.control.disk import Cosmetic
 from paceline.control.driver import Driver
 from paceline.control.folder import FolderLock, FolderRefused, prepare
 from paceline.control.invitation import Door
@@ -121,7 +122,8 @@ class Service:
             self._begin()
             self._recorder = Recorder(self._journal, self._look, self._answer)
             stack.callback(self._recorder.halt)
-            tickets.write_access(self._folder, Access(os.getpid(), self.ticket))
+            self._access = Cosmetic(self._folder / tickets.ACCESS_FILE, "this file, for commands", logger.warning)
+            self._write_access()
             self._cleanup = stack.pop_all()
         # A member whose beacon went out is not connected any more: the connection itself ends later, with its memory.
         beacons_of(self._endpoint).watch(None, self._lose)
@@ -129,6 +131,11 @@ class Service:
         self._endpoint.open_room(AGENTS_ROOM, self._agents.welcome)
         self._endpoint.open_room(COMMANDS_ROOM, self._people.welcome)
         self._endpoint.open_room(CUSTODY_ROOM, self._keeping.welcome)
+
+    def _write_access(self) -> None:
+        """An earlier coordinator's leads to this one too, so one that cannot be written now is written later."""
+        access = Access(os.getpid(), self.ticket)
+        self._has_access = self._access.attempt(lambda: tickets.write_access(self._folder, access))
 
     def _begin(self) -> None:
         """The new term is on disk before anybody can hear of it."""
@@ -288,6 +295,7 @@ class Service:
     def stop(self) -> None:
         """End this coordinator, not the run: it can be started again. May be called by a signal handler."""
         self._stopped = True
+        self._journal.stop_waiting()
         self._alarm.set()
 
     def run(self) -> int:
@@ -304,6 +312,8 @@ class Service:
                 if now < next_tick or self._stopped:
                     continue
                 next_tick = max(next_tick + TICK_S, now)
+                if not self._has_access:
+                    self._write_access()
                 with contextlib.suppress(ConnectionLost):
                     self._driver.post(Tick())
                 if ends_at is None and (self._driver.over is not None or parent.is_gone()):
@@ -392,7 +402,8 @@ def main() -> int:
             raise ValueError(f"{VARIABLE} is not set; the coordinator is started by an agent, see `paceline run`")
         service = Service(config)
     except (PacelineError, ValueError, OSError) as error:
-        print(f"paceline coordinator: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # its log may be on the same full disk
+            print(f"paceline coordinator: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, FolderRefused | ValueError) else BROKEN
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     if ended.is_set():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from paceline.control import config as configs
 from paceline.control.config import Config
+from paceline.control.disk import words_of
 from paceline.control.journal import JournalError
 from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket, read_access
@@ -20,6 +23,8 @@ from paceline.engine.warden import Warden
 from paceline.wire.card import this_host
 from paceline.wire.descriptors import Fd
 from paceline.wire.identity import Identity
+
+logger = logging.getLogger("paceline.engine")
 
 LOG = "coordinator.log"
 LINES_SHOWN = 15
@@ -56,12 +61,19 @@ class CoordinatorChild:
         self._exit: Fd | None = None
 
     def start(self) -> None:
-        with self.log.open("ab") as log:
+        with self._open_log() as log:
             self._popen = configs.launch(
                 self._config, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self._exit = Fd(os.pidfd_open(self._popen.pid))
         self._warden.entrust(self._popen.pid, ask=True)
+
+    def _open_log(self) -> BinaryIO:
+        try:
+            return self.log.open("ab")
+        except OSError as error:  # better without a log than not at all
+            logger.warning("%s", words_of(self.log, error))
+            return open(os.devnull, "ab")
 
     @property
     def is_running(self) -> bool:

@@ -47,7 +47,8 @@ class Place:
         return self.folder.name
 
     def note_start(self, label: str, pid: int) -> None:
-        """Write down which process runs in a slot, for commands that name workers and servers as the output does."""
+        """Write down which process runs in a slot, for commands that name workers and servers as the output does.
+        Raises `OSError` if that cannot be; the next call writes all of it."""
         self._started.setdefault(label, []).append(pid)
         write_started(self.folder, self._started)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -14,6 +15,8 @@ from paceline.engine.events import Outcome, Result
 from paceline.engine.local import Attached, Job
 from paceline.errors import PacelineError
 from paceline.wire.descriptors import Fd
+
+logger = logging.getLogger("paceline.engine")
 
 
 class LaunchFailed(PacelineError):
@@ -41,8 +44,8 @@ def launch(
 
     If the run fails, its root cause is raised: the worker's own exception, with its traceback as a note, where it has
     one that can travel, else `LaunchFailed`. A `ValueError` says before anything is started that the function cannot be
-    sent to other processes. A worker that was lost for good while the others went on returns None; with `strict` it is
-    a `LaunchFailed`."""
+    sent to other processes. A worker that was lost for good while the others went on, or that raised, returns None, and
+    the log says what it raised; with `strict` it is a `LaunchFailed`."""
     if worker.IMPORTING_VARIABLE in os.environ:
         raise RuntimeError(
             "launch was called while a worker imports the main script; put the call under "
@@ -99,6 +102,15 @@ class Results:
             place.close()
 
 
+def _value(slot: int, left: tuple[Any, ...] | None) -> Any:
+    """What a worker returned. One that raised, because it was refused for instance, was lost while the others went on:
+    what it raised is no value."""
+    if left is None or left[0] == worker.RETURNED:
+        return left[1] if left is not None else None
+    logger.warning("w%d returned nothing, it raised: %s", slot, left[2].splitlines()[-1] if left[2] else left[1])
+    return None
+
+
 def _conclude(
     outcome: Outcome, explanation: list[str], results: Results, place: folders.Place, workers: int
 ) -> list[Any]:
@@ -106,7 +118,7 @@ def _conclude(
     if outcome.result is Result.ENDED and outcome.code:
         raise LaunchFailed(f"the run {place.name} {running.without(outcome.missing)}; logs: {place.logs}")
     if outcome.result is Result.ENDED:
-        return [found[slot][1] if slot in found else None for slot in range(workers)]
+        return [_value(slot, found.get(slot)) for slot in range(workers)]
     if outcome.result is Result.INTERRUPTED:
         if outcome.code == 128 + signal.SIGINT:
             raise KeyboardInterrupt

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.control.disk import Cosmetic
 from paceline.control.line import Bell
 from paceline.wire.descriptors import Fd, creating
 
@@ -59,23 +60,49 @@ def _text(line: bytes) -> str:
 
 
 class Printed:
-    """What one process has printed; made by `Output.open`."""
+    """What one process has printed; made by `Output.open`. A full disk is no reason to stop the training: lines that it
+    does not take are counted, and where the log goes on it says how many are missing."""
 
-    def __init__(self, label: str, log: Fd) -> None:
+    def __init__(self, label: str, log: Path, say: Callable[[str], None]) -> None:
         self.label = label
-        self._log = log
+        self._log: Fd | None = None
+        self._disk = Cosmetic(log, f"the lines of {label} in its log", say)
+        self._num_lost = 0
+        self._open()
         self.all_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.error_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.is_complete = threading.Event()
 
+    def _open(self) -> bool:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            with creating:
+                self._log = Fd(os.open(self._disk.path, flags, 0o600))
+        except OSError as error:
+            self._disk.failed(error)
+        return self._log is not None
+
     def write(self, data: bytes) -> None:
-        """To the log only. A full disk is no reason to stop the training."""
-        with contextlib.suppress(OSError):
+        """To the log only."""
+        if self._log is None and not self._open():
+            self._num_lost += data.count(b"\n")
+            return
+        assert self._log is not None
+        try:
+            if self._num_lost:
+                os.write(self._log.fileno(), f"--- {self._num_lost} lines are missing here ---\n".encode())
+                self._num_lost = 0
             while data:
                 data = data[os.write(self._log.fileno(), data) :]
+        except OSError as error:
+            self._num_lost += data.count(b"\n")
+            self._disk.failed(error)
+            return
+        self._disk.worked()
 
     def complete(self) -> None:
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
         self.is_complete.set()
 
 
@@ -117,7 +144,7 @@ class Output:
     def open(self, label: str, log: Path) -> Pipes:
         """Pipes for a process whose lines are to be shown under this label and appended to this file."""
         with creating:
-            printed = Printed(label, Fd(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)))
+            printed = Printed(label, log, self.say)
             out, error = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
             streams = [_Stream(Fd(out[0]), printed, False), _Stream(Fd(error[0]), printed, True)]
         for stream in streams:

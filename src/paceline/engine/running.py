@@ -21,7 +21,9 @@ import msgspec
 from paceline.control.client import way_to_custody
 from paceline.control.config import Config
 from paceline.control.coordinator_events import Settings
+from paceline.control.disk import Cosmetic
 from paceline.control.journal import JournalError
+from paceline.control.labels import LABELS_FILE
 from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket
 from paceline.custody import names
@@ -131,6 +133,7 @@ class Lifetime:
             stack.enter_context(_logged_to(self.place.logs / AGENT_LOG))
             terminal = Terminal(self._display.console if self._display is not None else None)
             self._output = Output(terminal.show)
+            self._labels = Cosmetic(self.place.folder / LABELS_FILE, "the names of its processes", self._output.say)
             stack.callback(self._output.close)
             self._warden = Warden()
             stack.callback(self._warden.close)
@@ -179,7 +182,7 @@ class Lifetime:
         return self._agent.run()
 
     def _note_start(self, process: Process) -> None:
-        self.place.note_start(process.label, process.pid)
+        self._labels.attempt(lambda: self.place.note_start(process.label, process.pid))
 
     def last_processes(self) -> dict[int, Process]:
         return dict(self._agent.ended) if self._agent is not None else {}
@@ -248,11 +251,26 @@ def _nothing() -> None:
     pass
 
 
+class _AgentLog(logging.FileHandler):
+    """Lines that a full disk does not take are kept and written with the next ones, in silence: they are few."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, delay=True)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 @contextlib.contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """What the control plane has to say goes to a file: on the terminal it would stand between workers' lines."""
     logger = logging.getLogger("paceline")
-    handler = logging.FileHandler(path)
+    handler = _AgentLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     before = logger.propagate, logger.level
     logger.addHandler(handler)

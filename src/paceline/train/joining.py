@@ -60,20 +60,28 @@ class Joined(NamedTuple):
 
 
 _joined_run = ""  # of which this process is, or was, a worker
+_unused: Ticket | None = None  # taken by a session that may not come to be
 
 
 def find_ticket() -> Ticket | None:
-    """That of the run which started this process. A process is a worker of it once."""
-    global _joined_run
-    ticket = tickets.inherited()
+    """That of the run which started this process. A process is a worker of it once: of the first session that came to
+    be (`occupy`)."""
+    global _unused
+    _unused = ticket = _unused or tickets.inherited()
     if ticket is None and _joined_run:
         raise RuntimeError(
             f"this process has a session of the run {_joined_run} already, and another one would train alone on every "
             "worker; train several models in one session, or run one script after the other"
         )
+    return ticket
+
+
+def occupy(ticket: Ticket | None) -> None:
+    """There is a session with this ticket now; one whose constructor raised leaves it to the next."""
+    global _joined_run, _unused
+    _unused = None
     if ticket is not None:
         _joined_run = ticket.run
-    return ticket
 
 
 def depot_of(ticket: Ticket | None, identity: Identity) -> Depot | None:

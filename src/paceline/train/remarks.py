@@ -7,6 +7,7 @@ from collections.abc import Callable
 REMARKS: dict[str, Callable[[str], tuple[str, str]]] = {
     "published": lambda text: ("checkpoint", text),
     "failed": lambda text: ("warning", f"no checkpoint: {text}"),
+    "waits": lambda text: ("warning", f"no checkpoint yet: {text}"),
     "skipped": lambda text: ("warning", f"no checkpoint: {text}"),
     "skipped checkpoint": lambda text: ("warning", f"unreadable, put aside: {text}"),
     "loader": lambda text: ("warning", f"{text}; loader workers are started again"),

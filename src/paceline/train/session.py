@@ -172,6 +172,7 @@ class Session:
         )
         self._first_epoch = 0
         self._closed = False
+        joining.occupy(self._ticket)
 
     # -- who and where -----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ accepts, short-lived threads do handshakes; a connection that passed waits, unde
 member died. A room that is open keeps its visitors until it closes; visitors of a room that is not open yet (this
 member is the later one) are kept for `PARKING_S`.
 
+Strangers: visitors in their handshake are counted by address, and on the Unix socket by the user that the kernel names
+(SO_PEERCRED). None may have more than its share, and places are kept for this user's own processes.
+
 Failure: who does not finish its handshake within `HANDSHAKE_S`, speaks garbage or lacks the secret is closed and
 logged once an address and reason; it has cost one thread and 4 KiB for that long.
 """
@@ -22,6 +25,7 @@ import os
 import secrets
 import select
 import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -41,7 +45,9 @@ logger = logging.getLogger("paceline.wire")
 HANDSHAKE_S = 5.0
 PARKING_S = 60.0
 MAX_HANDSHAKES = 512
-MAX_HANDSHAKES_OF_ONE = 128  # address; all Unix visitors count as one
+MAX_HANDSHAKES_OF_ONE = 128  # address, or user of this host
+RESERVED_HANDSHAKES = 128  # of all, for processes of this user
+OWN = "this user"
 MAX_PARKED = 1024
 MAX_LOGGED = 256
 
@@ -236,7 +242,7 @@ class Endpoint:
             logger.warning("cannot accept a connection: %s", error)
             self._closing_soon(0.05)
             return
-        origin = connection.peer.rpartition(":")[0]
+        origin = _origin_of(connection.peer, sock)
         if not self._admit(origin):
             connection.close()
             return
@@ -249,9 +255,14 @@ class Endpoint:
             logger.warning("cannot welcome %s: %s", connection.peer, str(error))
 
     def _admit(self, origin: str) -> bool:
-        """Whether one more may try its handshake now; who fills its own share keeps nobody else out."""
+        """Whether one more may try its handshake now; who fills its own share keeps nobody else out, and all others
+        together do not keep out the processes of this user, which the kernel vouches for."""
         with self._lock:
-            if self._handshakes[origin] >= MAX_HANDSHAKES_OF_ONE or self._handshakes.total() >= MAX_HANDSHAKES:
+            others = self._handshakes.total() - self._handshakes[OWN]
+            if origin == OWN:
+                if self._handshakes[OWN] >= RESERVED_HANDSHAKES:
+                    return False
+            elif self._handshakes[origin] >= MAX_HANDSHAKES_OF_ONE or others >= MAX_HANDSHAKES - RESERVED_HANDSHAKES:
                 return False
             self._handshakes[origin] += 1
             return True
@@ -324,6 +335,15 @@ class Endpoint:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _origin_of(peer: str, sock: socket.socket) -> str:
+    """Whose share of handshakes a visitor takes: that of its user, where the kernel says who that is, else that of its
+    address."""
+    if sock.family != socket.AF_UNIX:
+        return peer.rpartition(":")[0]
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return OWN if uid == os.geteuid() else f"user {uid}"
 
 
 def _room_of(purpose: str) -> str:

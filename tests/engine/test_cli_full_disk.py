@@ -1,0 +1,74 @@
+"""A disk that is full to the last page in the middle of a run: worker and coordinator may die all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_helpers import Command, eventually, paceline, write_script
+
+from paceline.control.reader import RunReader
+
+HERE = str(Path(__file__).parent)
+TRAINING = f"""
+import sys
+sys.path.insert(0, {HERE!r})
+import engine_members
+verdict = engine_members.train(10**6)
+sys.exit(0 if verdict == "released" else 1)
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"\0" * 4096):
+            pass
+    return filler
+
+
+def num_plans(disk: Path) -> int:
+    with RunReader(disk / "runs" / "a") as reader:
+        return len(reader.plans())
+
+
+def members_in(command: Command) -> int:
+    return command.out.count("] member ")
+
+
+def test_deaths_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+    script = write_script(tmp_path, TRAINING)
+    with paceline(tmp_path, "run", "-n", "2", "--name", "a", "--folder", "small/runs", script) as command:
+        eventually(lambda: members_in(command) == 2, "the workers")
+        eventually(lambda: (small_disk / "runs/a/run.db").exists() and num_plans(small_disk) == 1, "the first plan")
+        filler = fill(small_disk)
+        os.kill(command.workers()[0], signal.SIGKILL)
+        eventually(lambda: members_in(command) == 3, "another worker")
+        eventually(lambda: num_plans(small_disk) >= 3, "a plan without the dead one, and one with its successor")
+        assert "workers.json cannot be written: No space left on device (0 bytes are free there)" in command.err
+        (coordinator,) = command.coordinators()
+        os.kill(coordinator, signal.SIGKILL)
+        eventually(lambda: command.coordinators() not in ([], [coordinator]), "another coordinator")
+        before = num_plans(small_disk)
+        os.kill(command.workers()[0], signal.SIGKILL)
+        eventually(lambda: num_plans(small_disk) >= before + 2, "its plans")
+        filler.unlink()
+        command.interrupt()
+        assert command.wait() == 130, command.err
+    with RunReader(small_disk / "runs" / "a") as reader:
+        assert reader.status().status == "interrupted"
