@@ -37,9 +37,11 @@ class Checks:
     def evicted(self, note: Note) -> None:
         """Only who was cut off, stopped or unreachable may be given up: not who lives, and speaks."""
         process = self._world.processes[note.member]
-        if note.kind == "dead" or "was not heard of" in note.text:
+        if "was not heard of" in note.text:
             may_be = self._world.faults.may_be_silent(process)
             self.check(may_be, f"{note.member} was given up, but it lives and speaks: {note}")
+        elif note.kind == "dead" and "its connections broke" not in note.text:
+            self.check(not process.alive, f"{note.member} was taken for dead, but it lives: {note}")
 
     def published(self, placement: Placement) -> None:
         world = self._world

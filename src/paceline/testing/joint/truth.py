@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 from paceline.control.lease_set import LeaseSet
 from paceline.control.messages import Plan, Start
 from paceline.server.messages import Commit
+from paceline.testing.simulation.truth import Violation
+
+__all__ = ["Batch", "Log", "Result", "State", "Truth", "Violation", "after"]
 
 Log = tuple[tuple[Any, ...], ...]
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
 
 
 class Batch(NamedTuple):
