@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_helpers import Command, eventually, paceline, write_script
+from engine_helpers import Command, eventually, is_alive, paceline, write_script
 
+from paceline.control.journal import JournalError
 from paceline.control.reader import RunReader
 
 HERE = str(Path(__file__).parent)
@@ -34,8 +35,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def fill(disk: Path) -> Path:
-    filler = disk / "filler"
+def fill(disk: Path, name: str = "filler") -> Path:
+    filler = disk / name
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"\0" * 4096):
             pass
@@ -43,8 +44,11 @@ def fill(disk: Path) -> Path:
 
 
 def num_plans(disk: Path) -> int:
-    with RunReader(disk / "runs" / "a") as reader:
-        return len(reader.plans())
+    try:
+        with RunReader(disk / "runs" / "a") as reader:
+            return len(reader.plans())
+    except JournalError:  # it is just being made
+        return 0
 
 
 def members_in(command: Command) -> int:
@@ -55,7 +59,7 @@ def test_deaths_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
     script = write_script(tmp_path, TRAINING)
     with paceline(tmp_path, "run", "-n", "2", "--name", "a", "--folder", "small/runs", script) as command:
         eventually(lambda: members_in(command) == 2, "the workers")
-        eventually(lambda: (small_disk / "runs/a/run.db").exists() and num_plans(small_disk) == 1, "the first plan")
+        eventually(lambda: num_plans(small_disk) == 1, "the first plan")
         filler = fill(small_disk)
         os.kill(command.workers()[0], signal.SIGKILL)
         eventually(lambda: members_in(command) == 3, "another worker")
@@ -72,3 +76,26 @@ def test_deaths_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
         assert command.wait() == 130, command.err
     with RunReader(small_disk / "runs" / "a") as reader:
         assert reader.status().status == "interrupted"
+
+
+def test_a_coordinator_that_cannot_begin_for_want_of_room_is_waited_for(tmp_path: Path, small_disk: Path) -> None:
+    """The memory that users of the database share is a file; it is made anew where it is missing."""
+    script = write_script(tmp_path, TRAINING)
+    with paceline(tmp_path, "run", "-n", "2", "--name", "a", "--folder", "small/runs", script) as command:
+        eventually(lambda: members_in(command) == 2, "the workers")
+        eventually(lambda: num_plans(small_disk) == 1, "the first plan")
+        (coordinator,) = command.coordinators()
+        os.kill(command.pid, signal.SIGSTOP)  # what is done now is done before the next coordinator is started
+        os.kill(coordinator, signal.SIGKILL)
+        eventually(lambda: not is_alive(coordinator), "its end")
+        (small_disk / "runs/a/run.db-shm").unlink()
+        filler = fill(small_disk)
+        os.kill(command.pid, signal.SIGCONT)
+        eventually(lambda: "the coordinator waits for room on the disk" in command.err, "that it is waited for")
+        filler.unlink()
+        eventually(lambda: num_plans(small_disk) >= 1 and len(command.coordinators()) == 1, "another coordinator")
+        os.kill(command.workers()[0], signal.SIGKILL)
+        eventually(lambda: members_in(command) == 3, "another worker")
+        eventually(lambda: num_plans(small_disk) >= 3, "its plan")
+        command.interrupt()
+        assert command.wait() == 130, command.err

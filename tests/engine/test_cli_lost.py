@@ -6,12 +6,16 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from engine_helpers import eventually, paceline, write_script
 from test_cli_servers import pids_of
 
 from paceline.checkpoint import find
+from paceline.checkpoint.files import read
+from paceline.control import losses
 from paceline.control.reader import RunReader
 from paceline.engine.base import LOST
+from paceline.watch import words
 from paceline.watch.summary import summarise
 
 TRAINING = """
@@ -36,6 +40,10 @@ for epoch in session.epochs(1):
                 time.sleep(0.01)
 """
 
+LEASED = TRAINING.replace('strategy="server",', 'strategy="server", consistency="async",').replace(
+    "epochs(1)", "epochs(3)"
+)
+
 
 def test_a_run_that_lost_the_last_copy_of_ranges_ends_with_a_code_of_its_own_and_says_how_much(tmp_path: Path) -> None:
     """It stands after step 7, with a checkpoint of step 5: rows that one of two servers had lack two steps."""
@@ -53,3 +61,24 @@ def test_a_run_that_lost_the_last_copy_of_ranges_ends_with_a_code_of_its_own_and
         with RunReader(folder) as reader:
             assert reader.status().status == "ended"
             assert any(text.startswith(line) for text in summarise(reader))
+
+
+@pytest.mark.parametrize("last", [7, 12], ids=["in an epoch", "at the end of an epoch"])
+def test_leases_that_went_with_the_last_copy_of_rows_are_counted(tmp_path: Path, last: int) -> None:
+    """In an epoch, a pull of rows is the first to ask the servers again."""
+    script = write_script(tmp_path, LEASED.replace("session.steps == 7", f"session.steps == {last}"))
+    with paceline(tmp_path, "run", "-n", "1", "--servers", "2", "--name", "a", script) as command:
+        folder = tmp_path / "runs" / "a"
+        eventually((tmp_path / "seven").exists, "the step")
+        eventually(lambda: len(find(folder / "checkpoints")) == last // 5, "the checkpoints")
+        newest, _ = max(find(folder / "checkpoints"), key=lambda one: one[1])
+        ((_, kept, _),) = {tuple(map(str, record)) for record in read(newest).state["leases"].values()}
+        (server,) = pids_of(tmp_path, "s0")
+        os.kill(server, signal.SIGKILL)
+        (tmp_path / "go").touch()
+        assert command.wait() == LOST, command.err
+        with RunReader(folder) as reader:
+            told = [losses.numbers_in(event.text) for event in reader.events() if event.kind == losses.KIND]
+        lost = set(range(int(kept) + 1, last + 1))
+        assert told == [set(), lost]
+        assert f"lost: {words.count(len(lost), 'update')}, {8 * len(lost)} samples, of parameters" in command.err

@@ -7,6 +7,7 @@ import signal
 import pytest
 from engine_driver import KILLED, Driver, sent, starts
 
+from paceline.control.disk import FULL
 from paceline.control.messages import AgentDirective
 from paceline.engine.base import HALTED, START_AGAIN
 from paceline.engine.events import (
@@ -376,6 +377,51 @@ def test_a_coordinator_that_dies_is_started_again_but_not_for_ever() -> None:
     slowly = Driver(workers=1)
     for _ in range(50):
         assert slowly.tell(CoordinatorEnded(KILLED, ""), after_s=10.0) == [StartCoordinator()]
+
+
+def test_a_coordinator_without_room_is_started_again_after_pauses_that_grow_and_abandons_no_run() -> None:
+    driver = Driver(workers=1)
+    driver.open_all()
+    pauses = []
+    for _ in range(30):
+        assert StartCoordinator() not in driver.tell(CoordinatorEnded(FULL, ""))
+        due_at = driver.machine.wakes_at()
+        assert due_at is not None
+        pauses.append(due_at - driver.now)
+        assert StartCoordinator() not in driver.tell(Tick(), pauses[-1] - 0.1)
+        assert driver.tell(Tick(), 0.2) == [StartCoordinator()]
+    assert pauses[:6] == pytest.approx([0.5, 1.0, 2.0, 4.0, 8.0, 10.0])
+    assert max(pauses) == pytest.approx(10.0)
+    assert driver.tell(CoordinatorEnded(KILLED, "")) == [StartCoordinator()]
+    driver.tell(CoordinatorEnded(FULL, ""))
+    due_at = driver.machine.wakes_at()
+    assert due_at is not None
+    assert due_at - driver.now == pytest.approx(0.5), "there was room meanwhile"
+
+
+def test_a_coordinator_that_never_gets_room_lets_the_workers_save_what_they_hold() -> None:
+    driver = Driver(workers=1)
+    driver.open_all()
+    driver.tell(CoordinatorEnded(FULL, ""))
+    driver.tell(Tick(), 601.0)
+    assert Signal(0, signal.SIGTERM) in driver.tell(CoordinatorEnded(FULL, ""))
+    driver.tell(Exited(0, HALTED))
+    outcome = driver.machine.outcome
+    assert outcome is not None
+    assert (outcome.result, outcome.code) == (Result.HALTED, HALTED)
+    assert "disk of the run's folder is full" in outcome.reason
+
+
+def test_who_asks_for_the_end_while_the_coordinator_waits_for_room_gets_it_when_there_is_some() -> None:
+    driver = Driver(workers=1)
+    driver.open_all()
+    driver.tell(CoordinatorEnded(FULL, ""))
+    driver.tell(Asked(signal.SIGINT))
+    assert driver.tell(Tick(), 0.6) == [StartCoordinator()]
+    driver.tell(CoordinatorEnded(FULL, ""))
+    driver.tell(Asked(signal.SIGINT), 1.0)
+    driver.tell(Exited(0, -15))
+    assert driver.machine.outcome is not None, "the second time it is not waited for"
 
 
 def test_a_coordinator_that_refuses_its_folder_ends_the_run() -> None:

@@ -41,16 +41,24 @@ class Group:
         push: Push | None = None,
         pull: Need | None = None,
         parcel: Any = None,
+        notes: bool = False,
     ) -> Outcome:
-        request = Request(self.keepers[name].placement.version, ranges or (0,), commit, push, pull)
+        request = Request(self.keepers[name].placement.version, ranges or (0,), commit, push, pull, notes=notes)
         return self.keepers[name].serve(request, parcel)
 
     def load(
-        self, name: str, *ranges: int, restored: bool = False, step: int = 0, epoch: int = 0, prefix: int = 0
+        self,
+        name: str,
+        *ranges: int,
+        restored: bool = False,
+        step: int = 0,
+        epoch: int = 0,
+        prefix: int = 0,
+        num_leases: int = 0,
     ) -> None:
         """Loads ranges and lets all backups have it."""
         origin = self.keepers[name].placement.ranges[(ranges or (0,))[0]].origin
-        load = Load(origin, restored, step, epoch, prefix)
+        load = Load(origin, restored, step, epoch, prefix, num_leases=num_leases)
         outcome = self.ask(name, *ranges, push=load, parcel=[("since", origin, 0)])
         self.deliver(name)
         assert not self.answer(name, outcome).pushed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from keeper_cases import Group, replicas
 
+from paceline.placement.placement import Replica, Replicas
 from paceline.server.messages import Apply, Commit, Fence, Load, Need, Refusal, Request, Stage
 
 # -- who may ask for what ----------------------------------------------------------------------------------------------
@@ -431,26 +432,52 @@ def test_the_old_primary_backs_up_the_new_one_with_what_it_has() -> None:
 # -- what is lost ------------------------------------------------------------------------------------------------------
 
 
-def test_leases_that_a_restored_range_never_got_are_named_once_when_they_count() -> None:
+def test_leases_that_a_restored_range_never_got_are_named_whoever_asked_first() -> None:
+    """A pull of rows asks for no records, and its answer may be lost: what it makes count is told to the next one."""
     group = Group("a", replicas("a"))
-    group.load("a", restored=True, epoch=1, prefix=2)
+    group.load("a", restored=True, epoch=1, prefix=2, num_leases=10)
     group.ask("a", push=Apply(1, 4))
-    answer = group.ask("a", pull=Need(epoch=1, prefix=5, settled=5)).answer
-    assert (answer.pulled, answer.forgone[0].prefix, answer.forgone[0].beyond) == ({}, 2, (4,))
-    assert group.ask("a", pull=Need(epoch=1, prefix=5, settled=5)).answer.forgone == {}
+    need = Need(epoch=1, prefix=6, settled=6)
+    first = group.ask("a", pull=need).answer
+    assert (first.pulled, first.forgone) == ({}, {})
+    for _ in range(2):
+        assert group.ask("a", pull=need, notes=True).answer.forgone == {0: ((13, 14), (16, 16))}
+    assert group.ask("a", push=Apply(1, 6), pull=Need(), notes=True).answer.forgone == {0: ((13, 14), (16, 16))}
 
 
-def test_a_step_whose_pushes_are_gone_is_named_once_when_it_counts() -> None:
+@pytest.mark.parametrize("begins", ["a push", "a pull"])
+def test_what_a_restored_range_lacks_of_an_epoch_is_named_when_the_next_one_has_begun(begins: str) -> None:
+    group = Group("a", replicas("a"))
+    group.load("a", restored=True, epoch=0, prefix=7, num_leases=10)
+    group.ask("a", push=Apply(0, 8))
+    if begins == "a push":
+        group.ask("a", push=Apply(2, 0))
+    else:
+        group.ask("a", pull=Need(epoch=2))
+    assert group.ask("a", pull=Need(), notes=True).answer.forgone == {0: ((8, 8), (10, 20))}
+
+
+def test_a_backup_and_whoever_gets_the_state_from_it_name_what_the_primary_had_lost() -> None:
+    group = Group("abc", replicas("a", "b"))
+    group.load("a", restored=True, num_leases=10)
+    group.ask("a", push=Apply(1, 0))
+    group.deliver("a")
+    group.tell(replicas("b", joining=[("c", 2)]))
+    group.deliver("b")
+    group.tell(Replicas(Replica("c", 2), origin=1))
+    assert group.ask("c", pull=Need(), notes=True).answer.forgone == {0: ((1, 10),)}
+
+
+def test_a_step_whose_pushes_are_gone_is_named_by_every_commit_from_then_on() -> None:
     group = Group("a", replicas("a"))
     group.load("a", restored=True, step=3)
     group.ask("a", push=Stage(1, 4, 0))
-    commit = Commit(1, 4, 2, 1.0)
-    assert group.ask("a", commit=commit).answer.forgone[0].step == 3
-    assert group.ask("a", commit=commit).answer.forgone == {}
+    for _ in range(2):
+        assert group.ask("a", commit=Commit(1, 4, 2, 1.0)).answer.forgone == {0: ((4, 4),)}
 
 
 def test_of_ranges_that_were_not_lost_nothing_is_given_up() -> None:
     group = Group("a", replicas("a"))
-    group.load("a", epoch=1, prefix=2)
-    answer = group.ask("a", pull=Need(epoch=1, prefix=5, settled=5)).answer
+    group.load("a", epoch=1, prefix=2, num_leases=10)
+    answer = group.ask("a", pull=Need(epoch=1, prefix=5, settled=5), notes=True).answer
     assert (answer.pulled, answer.forgone) == ({0: Refusal.EARLY}, {})

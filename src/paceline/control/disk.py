@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+FULL = 74  # the exit code of a coordinator that cannot work for want of room
+_LITTLE_BYTES = 1 << 16  # with less, files that SQLite cannot make or extend are taken to lack room
+_UNCLEAR = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
 
 def free_bytes(path: Path) -> int | None:
@@ -22,6 +26,18 @@ def free_bytes(path: Path) -> int | None:
         except OSError:
             continue
     return None
+
+
+def is_want_of_room(error: BaseException | None, path: Path) -> bool:
+    """Whether this error, or what it was raised from, is of a full disk."""
+    while error is not None:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code == sqlite3.SQLITE_FULL or (isinstance(error, OSError) and error.errno in NO_ROOM):
+            return True
+        if code & 0xFF in _UNCLEAR and (free := free_bytes(path)) is not None and free < _LITTLE_BYTES:
+            return True
+        error = error.__cause__
+    return False
 
 
 def words_of(path: Path, error: Exception) -> str:

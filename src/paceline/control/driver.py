@@ -10,6 +10,7 @@ Failure: when the journal fails, nothing of that batch is said and no later even
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -124,10 +125,9 @@ class Driver:
         standing = self.machine.standing
         plans = [plan for plan in (standing.current, standing.pending) if plan and plan.generation > self._newest]
         if rows := self._choices.rows_due(actions):
-            self._journal.record(rows, needed=True)
-        for action in actions:
-            if isinstance(action, Adopt):
-                self._journal.adopt(action.rows)
+            self._journal.patiently(lambda: self._journal.record(rows, needed=True))
+        for adopted in [action.rows for action in actions if isinstance(action, Adopt)]:
+            self._journal.patiently(functools.partial(self._journal.adopt, adopted))
         if changes or happenings or plans:
             self._journal.commit(changes, happenings, plans, newcomers)
             self._newest = max([self._newest, *(plan.generation for plan in plans)])

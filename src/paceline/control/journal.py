@@ -24,13 +24,13 @@ import sqlite3
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from paceline.control.disk import NO_ROOM, free_bytes, words_of
+from paceline.control.disk import free_bytes, is_want_of_room, words_of
 from paceline.control.messages import NOTHING, Plan, Start
 from paceline.control.progress import MetricRow, StepRow
 from paceline.errors import PacelineError
@@ -174,14 +174,21 @@ class Journal:
         """All of it is on disk when this returns. A value of None forgets its key. Waits for room on a full disk."""
         now, plans = time.time(), list(plans)
         happenings, members = list(happenings), list(members)
+        self.patiently(lambda: self._try_commit(changes, happenings, plans, members, now))
+        with self._record_lock:
+            self._foundings.update({plan.generation: plan.base for plan in plans if plan.start is Start.FOUND})
+
+    def patiently(self, write: Callable[[], None]) -> None:
+        """Write what must be written, again and again while the disk is full."""
         ends_at = time.monotonic() + FULL_S
         is_told = False
         while True:
             try:
-                self._try_commit(changes, happenings, plans, members, now)
+                write()
                 break
             except JournalError as error:
-                if not _is_full(error.__cause__) or time.monotonic() > ends_at or self._hurry.is_set():
+                is_over = time.monotonic() > ends_at or self._hurry.is_set()
+                if is_over or not is_want_of_room(error, self.path):
                     raise
                 if not is_told:
                     is_told = True
@@ -189,8 +196,6 @@ class Journal:
                 self._hurry.wait(_LOOK_AGAIN_S)
         if is_told:
             logger.warning("%s can be written again", self.path)
-        with self._record_lock:
-            self._foundings.update({plan.generation: plan.base for plan in plans if plan.start is Start.FOUND})
 
     def stop_waiting(self) -> None:
         """For room: from now on a full disk is an error. May be called by a signal handler."""
@@ -315,12 +320,6 @@ def _reserve(database: sqlite3.Connection, folder: Path) -> None:
             database.execute("DELETE FROM remembered WHERE key = ?", (_RESERVE_KEY,))
     except sqlite3.OperationalError as error:
         logger.warning("%s", words_of(folder, error))
-
-
-def _is_full(error: BaseException | None) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in NO_ROOM
-    return getattr(error, "sqlite_errorcode", 0) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
 
 def _prepare(database: sqlite3.Connection, path: Path) -> None:

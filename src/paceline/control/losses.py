@@ -6,7 +6,7 @@ Updates are numbered from 1, as steps are, and leases as if they were done one a
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 KIND = "lost updates"  # of the events that name them
 
@@ -15,7 +15,8 @@ _NAMED = re.compile(r"updates ([0-9, -]+):")
 
 def named(numbers: Collection[int], why: str) -> str:
     """The text of such an event."""
-    return f"updates {', '.join(_spans(numbers))}: {why}" if numbers else f"no update, but {why}"
+    spans = (str(first) if first == last else f"{first}-{last}" for first, last in spans_of(numbers))
+    return f"updates {', '.join(spans)}: {why}" if numbers else f"no update, but {why}"
 
 
 def numbers_in(text: str) -> set[int]:
@@ -36,11 +37,16 @@ def num_samples(numbers: Collection[int], length: int, batch: int) -> int:
     return sum(min(batch, length - (number - 1) % per_epoch * batch) for number in numbers)
 
 
-def _spans(numbers: Collection[int]) -> list[str]:
+def spans_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """The same numbers, as the first and the last of each row without a gap."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][1] + 1:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    return tuple((first, last) for first, last in spans)
+
+
+def numbers_of(spans: Iterable[tuple[int, int]]) -> set[int]:
+    return {number for first, last in spans for number in range(first, last + 1)}

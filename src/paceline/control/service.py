@@ -4,7 +4,7 @@
 
 Promises
 - What the machine wants remembered is on disk, in one transaction, before anything of the same batch is sent. If that
-  fails, nothing of the batch is sent, and the coordinator ends with exit code `BROKEN`.
+  fails, nothing of the batch is sent, and the coordinator ends with exit code `BROKEN`, or `FULL` for want of room.
 - Started again with the same config and folder, it is found at the same address, under the same certificate and
   secret, with a higher term.
 - It does not outlive the process that started it by more than `ORPHANED_S`.
@@ -34,7 +34,7 @@ from paceline.control.config import VARIABLE, Config
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Connected, Disconnected, Drain, Halt, Tick
 from paceline.control.coordinator_events import Standing as MachineStanding
-from paceline.control.disk import Cosmetic
+from paceline.control.disk import FULL, Cosmetic, is_want_of_room
 from paceline.control.driver import Driver
 from paceline.control.folder import FolderLock, FolderRefused, prepare
 from paceline.control.invitation import Door
@@ -70,7 +70,7 @@ FAREWELL_S = 5.0  # for the members to get their verdict
 ORPHANED_S = 10.0
 COMMAND_S = 30.0
 
-ENDED, FAILED, BROKEN, INTERRUPTED = 0, 1, 70, 75  # exit codes; after the last two the run can go on
+ENDED, FAILED, BROKEN, INTERRUPTED = 0, 1, 70, 75  # exit codes, and `FULL`; after the last three the run can go on
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -348,7 +348,7 @@ class Service:
         self._cleanup.close()
         if failure is not None:
             logger.critical("the coordinator ends: %s", failure)
-            return BROKEN
+            return _code_of(failure, self._folder)
         if over is None:
             return INTERRUPTED
         return FAILED if over.failed else ENDED
@@ -383,6 +383,10 @@ def _ending_of(standing: MachineStanding) -> str:
     return "interrupted" if standing.over == "ended" and standing.halting else standing.over
 
 
+def _code_of(error: Exception, folder: Path) -> int:
+    return FULL if is_want_of_room(error, folder) else BROKEN
+
+
 def _generation(plan: Plan | None) -> int:
     return plan.generation if plan is not None else 0
 
@@ -396,6 +400,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    config = None
     try:
         config = tickets.take_inherited(VARIABLE, Config)
         if config is None:
@@ -404,7 +409,8 @@ def main() -> int:
     except (PacelineError, ValueError, OSError) as error:
         with contextlib.suppress(OSError):  # its log may be on the same full disk
             print(f"paceline coordinator: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, FolderRefused | ValueError) else BROKEN
+        code = _code_of(error, Path(config.folder if config is not None else os.sep))
+        return 2 if code == BROKEN and isinstance(error, FolderRefused | ValueError) else code
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     if ended.is_set():
         service.stop()

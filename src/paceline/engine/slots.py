@@ -30,6 +30,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     halt_s: float = 120.0  # for workers to leave what they hold here, when there is no coordinator any more
     coordinator_deaths: int = 10  # within `coordinator_window_s`
     coordinator_window_s: float = 60.0
+    full_s: float = 600.0  # how long a coordinator may lack room on its disk
 
     def __post_init__(self) -> None:
         if self.workers < 1 and self.owns_coordinator:

@@ -16,7 +16,7 @@ with servers alone; then there is no script that could be plain.
 Invariants
 - Nothing is started once the run is over, asked to end, or failed; nothing that exited with 0, or that was asked to
   end here, is started again.
-- What `crew.py` says of restarts and of ends.
+- What `crew.py` and `coordinator_starts.py` say of restarts and of ends.
 - Without a coordinator that comes back, workers are not killed before they had `halt_s` to save what they hold.
 - Every way out ends: the outcome is there when no worker, no server and no coordinator of this agent is left.
 """
@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import math
 import signal
-from collections import deque
 from enum import Enum
 
 from paceline.control.messages import AgentDirective
 from paceline.engine.base import HALTED, INCOMPLETE, START_AGAIN, exit_words
+from paceline.engine.coordinator_starts import CoordinatorStarts
 from paceline.engine.crew import Crew
 from paceline.engine.events import (
     Action,
@@ -82,7 +82,7 @@ class Supervisor:
         self._sessions = not workers
         self._coordinator_runs = False
         self._coordinator_heard = False
-        self._coordinator_deaths: deque[float] = deque()
+        self._coordinator_starts = CoordinatorStarts(rules)
         self._coordinator_ends_at: float | None = None
         self._coordinator_asked = 0
         self._is_over = False
@@ -119,7 +119,8 @@ class Supervisor:
     def wakes_at(self) -> float | None:
         """When the next `Tick` is due, if nothing happens before."""
         times = [*self._workers.due_times(), *self._servers.due_times()]
-        times += [at for at in (self._term_at, self._servers_end_at, self._coordinator_ends_at) if at is not None]
+        mine = (self._term_at, self._servers_end_at, self._coordinator_ends_at, self._coordinator_starts.due_at)
+        times += [at for at in mine if at is not None]
         return min(times, default=None)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -195,6 +196,7 @@ class Supervisor:
 
     def _on_agentdirective(self, directive: AgentDirective) -> None:
         self._coordinator_heard = True
+        self._coordinator_starts.worked()
         for crew in self._crews:
             for slot in crew.running():
                 if slot.pid in directive.kill:
@@ -229,14 +231,13 @@ class Supervisor:
             self._coordinator_died(event.code)
 
     def _coordinator_died(self, code: int) -> None:
-        deaths = self._coordinator_deaths
-        deaths.append(self._now)
-        while deaths[0] < self._now - self.rules.coordinator_window_s:
-            deaths.popleft()
-        if len(deaths) <= self.rules.coordinator_deaths:
-            self._start_coordinator()
+        starts = self._coordinator_starts
+        starts.ended(code, self._now)
+        if starts.due_at is not None:
+            if starts.due_at > self._now and starts.is_first_pause:
+                self._do(Say("the coordinator waits for room on the disk of the run's folder; the training goes on"))
             return
-        reason = f"the coordinator ended {len(deaths)} times; the last time it {exit_words(code)}"
+        reason = starts.reason
         if not self._sessions or self.stage is not Stage.WORKING:
             self._fail(None, reason)
             return
@@ -315,6 +316,8 @@ class Supervisor:
             self._servers.terminate_all(self._now)
         if self._coordinator_ends_at is not None and self._now >= self._coordinator_ends_at:
             self._end_coordinator()
+        if self._coordinator_starts.due_at is not None and self._now >= self._coordinator_starts.due_at:
+            self._start_coordinator()
         if self.is_spent:
             self._wind_up()
 
@@ -325,6 +328,8 @@ class Supervisor:
             self._servers.cancel_starts()
             self._servers.terminate_all(self._now)
         if not self._coordinator_runs:
+            if goes_on and self._coordinator_starts.due_at is not None:
+                return  # it has the last word when there is room for it
             if self._servers.is_final:
                 self._finish()
             return
@@ -382,8 +387,10 @@ class Supervisor:
     # -- the coordinator ---------------------------------------------------------------------------------------------
 
     def _start_coordinator(self) -> None:
-        self._coordinator_runs = True
-        self._do(StartCoordinator())
+        self._coordinator_starts.due_at = None
+        if self.stage in (Stage.WORKING, Stage.ASKED) and len(self._asked) < 2:
+            self._coordinator_runs = True
+            self._do(StartCoordinator())
 
     def _halt(self, reason: str) -> None:
         if not self._has_halted:

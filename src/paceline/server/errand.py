@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.placement.placement import Placement
-from paceline.server.messages import Answer, Commit, Need, Push, Record, Refusal, Request
+from paceline.server.messages import Answer, Commit, Need, Push, Record, Refusal, Request, Spans
 
 
 class Errand:
@@ -28,7 +28,7 @@ class Errand:
         numbers = tuple(ranges)
         self._content = Request(0, (), commit, push, pull, exports, notes)
         self.records: dict[int, Record] = {}  # of ranges that were exported, or noted
-        self.forgone: dict[int, Record] = {}  # those that have lost updates for good, and what they had
+        self.forgone: dict[int, Spans] = {}  # those that have lost updates for good, and which
         self._to_push = set(numbers) if commit is not None or push is not None else set()
         self._to_pull = set(numbers) if pull is not None else set()
         self._under_way: dict[str, Request] = {}

@@ -15,6 +15,8 @@ Invariants
   for until a placement without it says so.
 - What is here is shown to, and changed by, workers of the founding that it belongs to: when a run is founded anew,
   its workers may hear of it before its servers do.
+- An update that counts, and that a range which was restored after a loss never got, stays on record with the range:
+  it is told again until somebody has heard of it.
 - A server that was primary and is not any more answers MOVED, also for what it has done but not acknowledged: the
   request is made again elsewhere, where it counts if it has not yet.
 
@@ -29,6 +31,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from paceline.control.lease_set import LeaseSet
+from paceline.control.losses import numbers_of, spans_of
 from paceline.placement.evolving import Heard
 from paceline.placement.placement import Placement
 from paceline.server.messages import (
@@ -90,6 +93,8 @@ class Tenure:
         self.generation = 0
         self.staged: dict[tuple[int, int], set[int]] = {}  # the ranks that have pushed for (generation, step)
         self.counted: Commit | None = None  # the last one
+        self.num_leases = 0  # of an epoch
+        self.forgone: set[int] = set()  # updates that count and will never be applied here
 
     def record(self) -> Record:
         staged = tuple((*key, rank) for key, ranks in self.staged.items() for rank in ranks)
@@ -105,6 +110,8 @@ class Tenure:
             self.generation,
             staged,
             self.counted,
+            self.num_leases,
+            spans_of(self.forgone),
         )
 
     def become(self, record: Record) -> None:
@@ -114,9 +121,17 @@ class Tenure:
         self.leases = LeaseSet(record.epoch, record.prefix, set(record.beyond))
         self.generation = record.generation
         self.counted = record.counted
+        self.num_leases, self.forgone = record.num_leases, numbers_of(record.forgone)
         self.staged = {}
         for generation, step, rank in record.staged:
             self.staged.setdefault((generation, step), set()).add(rank)
+
+    def forgo(self, epoch: int, prefix: int) -> None:
+        """All leases before this one are done. Those that this range lost will not come any more."""
+        per_epoch, had = self.num_leases, self.leases
+        every = range(had.epoch * per_epoch + had.prefix, epoch * per_epoch + prefix) if per_epoch else ()
+        self.forgone |= {number + 1 for number in every if not had.has(*divmod(number, per_epoch))}
+        self.leases.update(LeaseSet(epoch, prefix))
 
 
 class Link:
@@ -155,7 +170,6 @@ class Keeper:
         self._taken: dict[str, int] = {}  # the number of the last forward of each primary
         self._handing: dict[tuple[int, int], dict[str, int]] = {}  # ranges, since when, and what is waited for
         self._number = 0
-        self._forgone: dict[int, Record] = {}  # by the request that is being served
 
     # -- who holds what ----------------------------------------------------------------------------------------------
 
@@ -254,7 +268,6 @@ class Keeper:
     def serve(self, request: Request, parcel: Parcel) -> Outcome:
         pushed: dict[int, Refusal] = {}
         pulled: dict[int, Refusal] = {}
-        self._forgone = {}
         mine = []
         for number in request.ranges:
             refusal = self._refusal(number, request)
@@ -274,9 +287,10 @@ class Keeper:
             if request.exports or request.notes:
                 records = {number: self._tenures[number].record() for number in left}
         tenures = {number: self._tenures[number] for number in mine}
-        said = Answer(
-            self.placement.version, pushed, pulled, self._counted(tenures, request), records, forgone=self._forgone
-        )
+        forgone = {number: spans_of(tenure.forgone) for number, tenure in tenures.items() if tenure.forgone}
+        if request.commit is None and not (request.exports or request.notes):
+            forgone = {}
+        said = Answer(self.placement.version, pushed, pulled, self._counted(tenures, request), records, forgone=forgone)
         return Outcome(request, said, answer, self._waits_for(mine), tenures)
 
     def _counted(self, tenures: dict[int, Tenure], request: Request) -> dict[int, Commit]:
@@ -314,10 +328,7 @@ class Keeper:
                 continue
             if max(commit.generation, commit.by) < tenure.generation:
                 refused[number] = Refusal.STALE
-            elif len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks:
-                due.append(number)
-            elif tenure.is_lossy:
-                self._forgone[number] = tenure.record()
+            elif tenure.is_lossy or len(tenure.staged.get((commit.generation, commit.step), ())) == commit.num_ranks:
                 due.append(number)
             else:
                 refused[number] = Refusal.EARLY
@@ -336,6 +347,8 @@ class Keeper:
             tenure = self._tenures[number]
             if number in whole:
                 del tenure.staged[key]
+            else:
+                tenure.forgone.add(commit.step)
             for generation, step in [other for other in tenure.staged if other[1] <= commit.step]:
                 del tenure.staged[(generation, step)]
                 self._store.unstage(number, generation, step)
@@ -385,11 +398,14 @@ class Keeper:
                 tenure.generation = push.generation
                 tenure.staged.setdefault((push.generation, push.step), set()).add(push.rank)
             elif isinstance(push, Apply):
+                if tenure.is_lossy and push.epoch > tenure.leases.epoch:
+                    tenure.forgo(push.epoch, 0)
                 tenure.leases.add(push.epoch, push.lease)
             else:
                 tenure.loaded, tenure.is_lossy = True, push.restored
                 tenure.step = push.step
                 tenure.leases = LeaseSet(push.epoch, push.prefix, set(push.beyond))
+                tenure.num_leases = push.num_leases
 
     def _throw_away(self, number: int, push: Stage) -> None:
         """What was staged in earlier generations for the step that is done again, and for later ones."""
@@ -401,9 +417,9 @@ class Keeper:
     def _is_seen(self, number: int, request: Request, pulled: dict[int, Refusal]) -> bool:
         need, tenure = request.pull, self._tenures[number]
         assert need is not None
-        if need.settled and tenure.is_lossy and not tenure.leases.reaches(need.epoch, need.settled):
-            self._forgone[number] = tenure.record()
-            tenure.leases.update(LeaseSet(need.epoch, need.settled))
+        is_behind = need.epoch > tenure.leases.epoch or not tenure.leases.reaches(need.epoch, need.settled)
+        if tenure.is_lossy and is_behind:
+            tenure.forgo(need.epoch, need.settled)
         if not tenure.loaded:
             pulled[number] = Refusal.EMPTY
         elif tenure.step < need.step or not tenure.leases.reaches(need.epoch, need.prefix):
@@ -503,7 +519,7 @@ class Keeper:
             {**answer.pulled, **moved},
             counted,
             answer.records,
-            forgone=answer.forgone,
+            forgone={number: spans for number, spans in answer.forgone.items() if number not in moved},
             detail=answer.detail,
         )
 

@@ -11,6 +11,8 @@ from enum import IntEnum
 
 import msgspec
 
+Spans = tuple[tuple[int, int], ...]  # of numbers, from the first to the last of each
+
 
 class Refusal(IntEnum):
     MOVED = 1  # another server is primary: ask where
@@ -61,7 +63,8 @@ class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """The state of ranges that are empty since the placement of version `origin`. What is `restored` takes the place of
-    a state that was lost, perhaps with pushes that were acknowledged."""
+    a state that was lost, perhaps with pushes that were acknowledged. `num_leases` are those of an epoch, which say how
+    lost ones are numbered; 0 where there are none."""
 
     origin: int
     restored: bool = False
@@ -69,6 +72,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     epoch: int = 0
     prefix: int = 0
     beyond: tuple[int, ...] = ()
+    num_leases: int = 0
 
 
 Push = Stage | Apply | Load | Fence
@@ -106,8 +110,8 @@ class Answer(msgspec.Struct, frozen=True):
     """`version` is the placement that the server goes by. Ranges that are not named are done. Where the step that a
     generation is about to do has been made already, of an earlier one's attempt, `counted` says of which. `records` say
     what has been applied to ranges, where that was asked for, `updates` how many updates the server has made. `forgone`
-    are ranges that were restored after a loss, and to which updates count from now on that they never got: with what
-    they had. It is said once."""
+    are updates that count and that ranges which were restored after a loss never got, by their numbers, from and to.
+    It is said with every commit, and whenever records are asked for: an answer may be lost."""
 
     version: int
     pushed: dict[int, Refusal] = {}
@@ -115,7 +119,7 @@ class Answer(msgspec.Struct, frozen=True):
     counted: dict[int, Commit] = {}
     records: dict[int, Record] = {}
     updates: int = 0
-    forgone: dict[int, Record] = {}
+    forgone: dict[int, Spans] = {}
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
@@ -143,7 +147,8 @@ class Acknowledged(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """What has been applied to a range, as it travels with its state. `staged` are (generation, step, rank)."""
+    """What has been applied to a range, as it travels with its state. `staged` are (generation, step, rank), `forgone`
+    updates that count and will never be applied to it."""
 
     loaded: bool
     lossy: bool
@@ -154,3 +159,5 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     staged: tuple[tuple[int, int, int], ...] = ()
     counted: Commit | None = None
+    num_leases: int = 0
+    forgone: Spans = ()

@@ -33,7 +33,7 @@ from paceline.server.client import GroupClient
 from paceline.server.dense import Settings, Value, settings_of
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout, lay_out
-from paceline.server.messages import Apply, Commit, Fence, Load, Need, Record, Request, Stage
+from paceline.server.messages import Apply, Commit, Fence, Load, Need, Request, Spans, Stage
 from paceline.server.parcels import Detail, Packing, Parcel, Slice, Squares, UpdateSettings
 from paceline.strategy.aggregation import Aggregation, Standing
 from paceline.strategy.collector import Collector, Store
@@ -84,6 +84,7 @@ class Served:
         self._handed_in = 0  # the last step
         self._patience: dict[int, Deadline] = {}  # by the version in which something was lost
         self._standing = Standing()
+        self._forgone: tuple[int, set[int]] = (0, set())  # updates of which this worker has told, and of which founding
         self._done = LeaseSet()  # leases that are known to be done everywhere
         self._had: dict[int, LeaseSet] = {}  # what was applied to the values that are here, range by range
         self.num_leases = 0  # of an epoch, where leases are done
@@ -152,7 +153,7 @@ class Served:
         for number in mine:
             done = self._applied_to(number, is_lost=number in lost)
             record = (done.epoch, done.prefix, tuple(sorted(done.beyond)))
-            load = Load(placement.ranges[number].origin, number in lost, self._standing.step, *record)
+            load = Load(placement.ranges[number].origin, number in lost, self._standing.step, *record, self.num_leases)
             loads.setdefault(load, set()).add(number)
         if lost & mine:
             self._tell_loss(lost & mine, kept)
@@ -172,7 +173,7 @@ class Served:
         return self._state.leases.get(number, LeaseSet())
 
     def _tell_loss(self, numbers: set[int], kept: int) -> None:
-        """Of steps it is known here which are lost; of leases the servers say so when all workers have told theirs."""
+        """Of steps it is known here which are lost; of leases the servers say so when they count as done."""
         why = self._state.describe_loss(numbers, self._standing.step)
         if not self._state.loses_by(numbers):
             self._tell("lost ranges", why)
@@ -181,13 +182,15 @@ class Served:
         else:
             self._tell(losses.KIND, losses.named(range(kept + 1, self._standing.step + 1), why))
 
-    def _tell_forgone(self, forgone: Mapping[int, Record], step: int = 0, done: LeaseSet = LeaseSet()) -> None:
-        """Updates that count, and that ranges which were restored never got: a step, or leases that are done."""
-        per_epoch, numbers = self.num_leases, {step} if forgone and step else set()
-        for record in forgone.values() if per_epoch else ():
-            had = lease_set(record.epoch, record.prefix, record.beyond)
-            every = range(had.epoch * per_epoch + had.prefix, done.epoch * per_epoch + done.prefix)
-            numbers |= {number + 1 for number in every if not had.has(*divmod(number, per_epoch))}
+    def _tell_forgone(self, forgone: Mapping[int, Spans]) -> None:
+        """Updates that count, and that ranges which were restored never got. Servers say so again and again; the main
+        worker tells of each once, and whoever follows it begins anew."""
+        if not forgone or not self._is_loader():
+            return
+        began = self.client.placement.began
+        told = self._forgone[1] if self._forgone[0] == began else set()
+        numbers = losses.numbers_of(span for spans in forgone.values() for span in spans) - told
+        self._forgone = (began, told | numbers)
         if numbers:
             why = f"they were done, but {len(forgone)} ranges, which were lost and restored, never got them"
             self._tell(losses.KIND, losses.named(numbers, why))
@@ -267,7 +270,7 @@ class Served:
 
         pack = self._rows.with_ahead(self._pack_values if self._dense is None else _nothing_to_pack)
         errand = self._run(f"step {commit.step}: the update", pack, commit=commit, pull=Need(step=commit.step))
-        self._tell_forgone(errand.forgone, commit.step)
+        self._tell_forgone(errand.forgone)
         self._rows.came_ahead(Need(step=commit.step))
         if self._dense is None:
             self._flats.swap()
@@ -312,7 +315,7 @@ class Served:
         """Have the servers' values here; False if the caller gave way first."""
         errand = Errand(range(self.layout.num_ranges), pull=need, notes=True)
         self.client.run(errand, self._pack_values, f"pulling parameters for {_described(need)}", is_enough=gives_way)
-        self._tell_forgone(errand.forgone, done=LeaseSet(need.epoch, need.settled))
+        self._tell_forgone(errand.forgone)
         if not errand.is_done:
             return False
         self._swap(errand)
@@ -348,6 +351,7 @@ class Served:
         what = f"epoch {push.epoch}, lease {push.lease}: pushing gradients"
         errand = Errand(range(self.layout.num_ranges), push=push, pull=Need(), notes=True)
         self.client.run(errand, self._rows.with_ahead(pack), what)
+        self._tell_forgone(errand.forgone)
         self._rows.came_ahead()
         self._swap(errand)
 
@@ -372,7 +376,7 @@ class Served:
 
     def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         spec = next(spec for spec in self._sparse.specs if spec.name == name)
-        return in_order(self._state.gather(self.client, self._standing.step)["tables"][name], spec)
+        return in_order(self._gather()["tables"][name], spec)
 
     @property
     def gathered_step(self) -> int:
@@ -380,9 +384,14 @@ class Served:
         return self._state.gathered_step
 
     def full_state(self) -> dict[str, Any]:
-        state = self._state.gather(self.client, self._standing.step)
+        state = self._gather()
         if self._dense is not None:
             del state["optimizers"], state["values"]
+        return state
+
+    def _gather(self) -> dict[str, Any]:
+        state = self._state.gather(self.client, self._standing.step)
+        self._tell_forgone(self._state.forgone)
         return state
 
     def load(self, part: Mapping[str, Any]) -> None:

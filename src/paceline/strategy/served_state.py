@@ -24,7 +24,7 @@ from paceline.server.client import GroupClient
 from paceline.server.dense import COUNTS, joined, settings_of
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout, Part, Span
-from paceline.server.messages import Need, Request
+from paceline.server.messages import Need, Request, Spans
 from paceline.server.parcels import Detail, Making, Packing, Parcel, Slice, TableChunk, WaitingChunk
 from paceline.strategy.replicated import clock_of, pack, unpack, unpack_waiting
 from paceline.strategy.sparse import Sparse
@@ -48,6 +48,7 @@ class ServedState:
         self._optimizers = optimizers
         self.tables: dict[str, Any] = {}
         self.gathered_step = 0  # the newest that a range had when all was gathered last
+        self.forgone: dict[int, Spans] = {}  # what ranges had lost then
         self.leases: dict[int, LeaseSet] = {}
         self.counts: dict[int, dict[str, torch.Tensor]] = {}
         self.now = 0
@@ -167,6 +168,7 @@ class ServedState:
         errand = Errand(range(self._layout.num_ranges), pull=Need(step=step), exports=True)
         client.run(errand, ask, "gathering the state of the servers")
         self.gathered_step = max((record.step for record in errand.records.values()), default=0)
+        self.forgone = errand.forgone
         # An answer may also have what does not count: of ranges that moved before it was given.
         given = [_Given(parcel.answer, parcel.given) for parcel in parcels if parcel.answer is not None]
         found: dict[int, tuple[Making, Parcel]] = {

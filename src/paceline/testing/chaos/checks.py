@@ -18,6 +18,7 @@ from paceline.testing.chaos.expecting import Injury, allowed_gap_s, may_lose
 from paceline.testing.chaos.schedule import Schedule
 from paceline.testing.chaos.stage import Stage
 from paceline.watch.audit import audit, history_of
+from paceline.watch.losses import find_lost
 
 LOST_UPDATES = "lost updates"  # the kind of events that state a loss
 
@@ -31,6 +32,7 @@ def violations_of(stage: Stage) -> list[str]:
         found.append(f"an update was lost where a copy should have been left: {losses[0]}")
     finals = read_finals(stage.place / "finals")
     found += final_models(finals, is_exact=is_exact)
+    found += [] if is_exact else closing_line(stage.folder, finals)
     found += checkpoints(stage.folder / "checkpoints", stage.schedule, is_exact=is_exact)
     found += recorded(stage.folder, finals, has_lost_all=any(injury.took_all for injury in stage.injuries))
     return found
@@ -104,6 +106,22 @@ def stated_losses(folder: Path) -> list[str]:
             return [event.text for event in reader.events() if event.kind == LOST_UPDATES]
     except JournalError:
         return []
+
+
+def closing_line(folder: Path, finals: Mapping[int, dict[str, Any]]) -> Iterator[str]:
+    """A run that lost updates must not say that it lost less than its models lack."""
+    try:
+        with RunReader(folder) as reader:
+            lost = find_lost(reader)
+    except JournalError as error:
+        yield f"what was lost cannot be read: {error}"
+        return
+    for pid, final in finals.items():
+        wanted = oracle.weights_at(int(final["epochs"]))
+        for name in ("counts", "table"):
+            found = oracle.difference(final[name], wanted)
+            if found is not None and found.num_missing > (lost.samples if lost is not None else 0):
+                yield f"the model of worker {pid}: {name}: {found}, but the run says that it lost {lost or 'nothing'}"
 
 
 def read_finals(folder: Path) -> dict[int, dict[str, Any]]:
