@@ -34,6 +34,7 @@ import msgspec
 import torch
 from torch import nn
 
+from paceline.balance.minimum import ANY, WITH_STATISTICS
 from paceline.control.client import MemberClient
 from paceline.control.member_events import Fail, Kind, Leave, Ready
 from paceline.control.messages import Phase, Plan
@@ -113,7 +114,7 @@ class Session:
                 is_alone=self._ticket is None,
             ),
         )
-        min_share = 2 if self._strategy.has_batch_statistics() else 1
+        minimum = WITH_STATISTICS if self._strategy.has_batch_statistics() else ANY
         self._batches = Batches(
             data,
             global_batch=global_batch,
@@ -121,10 +122,10 @@ class Session:
             shuffle=shuffle,
             order=order,
             options=loader,
-            min_share=min_share,
+            min_share=minimum.fewest,
             on_death=self._tell_death,
         )
-        self._sharing = Sharing(global_batch, min_share, self._tell)
+        self._sharing = Sharing(global_batch, minimum, self._tell)
         self._facts = {
             "dataset_length": str(self._batches.length),
             "the data's fingerprint": fingerprint(data, seed=seed)[:16],
