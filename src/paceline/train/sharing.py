@@ -110,8 +110,8 @@ class Stopwatch:
         if self._since is None:
             self._since = time.monotonic()
 
-    def read(self) -> float:
-        """0 if it was spoilt."""
+    def read(self, waited_s: float = 0.0) -> float:
+        """Without the time that it waited for others meanwhile; 0 if it was spoilt."""
         if self._is_void or self._since is None:
             return 0.0
-        return self._busy_s + time.monotonic() - self._since
+        return max(0.0, self._busy_s + time.monotonic() - self._since - waited_s)
