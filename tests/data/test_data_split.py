@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data.cursor import Cursor, advance, batch_size, is_finished, next_epoch, num_steps
-from paceline.data.split import equal_shares, split
+from paceline.data.split import equal_shares, split, split_among_all
 
 SHARES = st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any)
 
@@ -52,6 +52,31 @@ def test_a_minimum_that_nobody_falls_below_changes_nothing(count: int, shares: l
     without = split(count, shares)
     if all(len(part) >= minimum or share == 0 for part, share in zip(without, shares, strict=True)):
         assert split(count, shares, minimum) == without
+
+
+@given(st.integers(0, 300), SHARES)
+def test_among_all_nobody_is_without_or_one_has_everything(count: int, shares: list[int]) -> None:
+    parts = split_among_all(count, shares)
+    assert list(itertools.chain(*parts)) == list(range(count))
+    taking = [size for size in sizes(parts) if size]
+    assert len(taking) == len(shares) or taking in ([count], [])
+    if count >= len(shares) and all(shares):
+        assert len(taking) == len(shares)
+
+
+@pytest.mark.parametrize(
+    ("count", "shares", "expected"),
+    [
+        (32, [1, 31], [1, 31]),
+        (10, [1, 31], [1, 9]),
+        (10, [1, 1, 100], [1, 1, 8]),
+        (2, [1, 1, 100], [0, 0, 2]),
+        (2, [5, 5, 5], [2, 0, 0]),
+        (9, [4, 0, 4], [9, 0, 0]),
+    ],
+)
+def test_known_parts_among_all(count: int, shares: list[int], expected: list[int]) -> None:
+    assert sizes(split_among_all(count, shares)) == expected
 
 
 @pytest.mark.parametrize(

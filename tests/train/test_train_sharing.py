@@ -44,6 +44,16 @@ def test_a_stopwatch_counts_what_lies_between_two_reductions_but_for_pauses(cloc
     assert watch.read() == 1.0
 
 
+def test_what_a_step_waited_for_others_is_not_its_work(clock: Clock) -> None:
+    watch = Stopwatch()
+    watch.start()
+    clock.now += 2.0
+    assert watch.read(1.5) == 0.5
+    assert watch.read(2.5) == 0.0
+    watch.spoil()
+    assert watch.read(1.5) == 0.0
+
+
 def test_a_step_that_was_disturbed_is_not_measured_but_the_next_one_is(clock: Clock) -> None:
     watch = Stopwatch()
     watch.start()

@@ -20,6 +20,11 @@ BATCH = 40
 SAMPLE_S = 1e-3
 
 
+def normalised() -> nn.Module:
+    """With batch statistics."""
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+
+
 def train_unequal(
     slowness: Callable[[int, int], float],
     epochs: int = 4,

@@ -1,5 +1,6 @@
 """Shares: how much of each global batch every worker takes, so that all finish at the same time.
 
+    minimum      the fewest samples of a worker
     division     samples among workers whose pace is known
     estimate     the pace of one worker, from the times of its steps
     balance      the state of all of it, and when to divide anew
@@ -11,5 +12,6 @@ new group and no coordinator, and a worker that slows down is relieved as soon a
 
 from paceline.balance.balance import Balance, Measure, Shares
 from paceline.balance.division import Pace, divide
+from paceline.balance.minimum import Minimum
 
-__all__ = ["Balance", "Measure", "Pace", "Shares", "divide"]
+__all__ = ["Balance", "Measure", "Minimum", "Pace", "Shares", "divide"]

@@ -25,13 +25,23 @@ def split(count: int, shares: Sequence[int], minimum: int = 1) -> tuple[range, .
         raise ValueError(f"shares={list(shares)}: a share is 0 or more")
     if count and not sum(shares):
         raise ValueError(f"shares={list(shares)}: nobody takes any of the {count} samples; give a rank a share")
-    sizes = _sizes(count, shares, minimum)
-    ranges = []
-    start = 0
-    for size in sizes:
-        ranges.append(range(start, start + size))
-        start += size
-    return tuple(ranges)
+    return _consecutive(_sizes(count, shares, minimum))
+
+
+def split_among_all(count: int, shares: Sequence[int]) -> tuple[range, ...]:
+    """The positions of each rank, where no rank may be without: each gets one or more, which those with the most give
+    up if need be. If there are not enough for that, or a rank has no share, one rank gets all of them."""
+    parts = split(count, shares)
+    if not count or all(parts):
+        return parts
+    if count < len(shares) or not all(shares):
+        largest = max(range(len(shares)), key=lambda rank: (shares[rank], -rank))
+        return _consecutive([count if rank == largest else 0 for rank in range(len(shares))])
+    sizes = [len(part) for part in parts]
+    for rank in (rank for rank, size in enumerate(parts) if not size):
+        sizes[max(range(len(sizes)), key=lambda other: (sizes[other], -other))] -= 1
+        sizes[rank] += 1
+    return _consecutive(sizes)
 
 
 def equal_shares(total: int, n: int) -> tuple[int, ...]:
@@ -42,6 +52,15 @@ def equal_shares(total: int, n: int) -> tuple[int, ...]:
         raise ValueError(f"total={total}: shares sum to 0 or more")
     each, more = divmod(total, n)
     return tuple(each + (rank < more) for rank in range(n))
+
+
+def _consecutive(sizes: Sequence[int]) -> tuple[range, ...]:
+    ranges = []
+    start = 0
+    for size in sizes:
+        ranges.append(range(start, start + size))
+        start += size
+    return tuple(ranges)
 
 
 def _sizes(count: int, shares: Sequence[int], minimum: int) -> list[int]:

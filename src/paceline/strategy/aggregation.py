@@ -68,9 +68,13 @@ class Aggregation(Protocol):
 
 
 class Reduced:
-    """All-reduce: every worker holds everything, adds up over all, and makes the same update."""
+    """All-reduce: every worker holds everything, adds up over all, and makes the same update. Between hosts gradients
+    are sent while backward computes more of them, if `overlaps`."""
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tables: ReplicatedTables) -> None:
+    def __init__(
+        self, optimizers: Sequence[torch.optim.Optimizer], tables: ReplicatedTables, *, overlaps: bool = True
+    ) -> None:
+        self._overlaps = overlaps
         self._optimizers = optimizers
         self._tables = tables
         self._guard = StepGuard(optimizers)
@@ -78,7 +82,7 @@ class Reduced:
 
     def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: Standing) -> Store:
         self._tables.bind(group)
-        self._store = _store_for(group, trained)
+        self._store = _store_for(group, trained, self._overlaps)
         return self._store
 
     def hand_in(self, step: int, rows: RowGradients, examined: Examined) -> None:
@@ -116,9 +120,9 @@ class Reduced:
         self._guard.close()
 
 
-def _store_for(group: Group | None, parameters: Mapping[str, torch.Tensor]) -> Store:
+def _store_for(group: Group | None, parameters: Mapping[str, torch.Tensor], overlaps: bool) -> Store:
     if group is None:
         return Loose()
     buckets = Buckets(group, parameters)
     # On one host the calling thread reduces faster than another one could beside backward.
-    return buckets if len(group.hosts) == 1 else Overlapped(buckets)
+    return Overlapped(buckets) if overlaps and len(group.hosts) > 1 else buckets

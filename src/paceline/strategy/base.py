@@ -136,7 +136,10 @@ class Strategy(Protocol):
         """The most samples of one call of `loss_fn` that fit into memory, as far as it is known; 0 for all."""
 
     def has_batch_statistics(self) -> bool:
-        """Whether the model needs at least two samples a worker."""
+        """Whether the model has layers that look at the batch."""
+
+    def needs_two_samples(self) -> bool:
+        """Whether the model needs at least two samples a worker: such layers, by the worker's own samples."""
 
     def state_digest(self) -> int:
         """64 bits over parameters, buffers and optimizer state: the same on two workers when their bits are."""

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from paceline.collective import Group
-from paceline.strategy import calling, digests, judging, memory, refusals
+from paceline.strategy import batch_norm, calling, digests, judging, memory, refusals
 from paceline.strategy.aggregation import Aggregation, Reduced, Standing
 from paceline.strategy.base import Agreement, Check, Contribution, Flag, LossFn, Notice, StrategyError
 from paceline.strategy.buffers import Buffers, Staged
@@ -59,7 +59,8 @@ class Synchronous:
     with a gradient that is not finite does not count; whether the run then goes on ("skip") or ends ("stop") is for
     the session to carry out. Every `verify_every` steps the workers compare samples of their parameters (0: never).
     `check` is called often during `compute`, and may raise to end it. `aggregate` makes the aggregation from the
-    tables of the model; all-reduce by default."""
+    tables of the model; all-reduce by default, and then not during backward where `norm`, which is what a
+    session calls `batch_norm`, is "sync"."""
 
     def __init__(
         self,
@@ -73,11 +74,13 @@ class Synchronous:
         verify_every: int = 100,
         check: Check = _nothing,
         aggregate: Callable[[Sparse, Mapping[str, torch.Tensor]], Aggregation] | None = None,
+        norm: batch_norm.BatchNormName = "local",
     ) -> None:
         self._optimizers = listed(optimizers)
         self._modules = named_modules(modules)
         refusals.check_settings(clip_norm, micro_batch, nonfinite, verify_every)
         refusals.check_models(self._modules)
+        self._norms = batch_norm.norms_for(norm, self._modules)
         refusals.check_optimizers(self._optimizers)
         self.nonfinite = nonfinite
         self._seed = seed
@@ -95,7 +98,9 @@ class Synchronous:
         # To optimizers a table is a parameter without elements, which has no gradient.
         self._stand_ins = {id(table.weight) for table in self.sparse.modules.values()}
         if aggregate is None:
-            self._aggregation: Aggregation = Reduced(self._optimizers, ReplicatedTables(self.sparse))
+            self._aggregation: Aggregation = Reduced(
+                self._optimizers, ReplicatedTables(self.sparse), overlaps=self._norms is None
+            )
             self.bind(None, 0, 1)
         else:
             self._aggregation = aggregate(self.sparse, self._trained())
@@ -122,7 +127,7 @@ class Synchronous:
         self._newest: Contribution | None = None
         self._agreed: Agreement | None = None
         self._buffers.refresh()
-        self._fewest = 2 if self.has_batch_statistics() else 1  # samples of one call
+        self._fewest = 2 if self.needs_two_samples() else 1  # of one call
         trained = self._trained()
         self._laid_out_for = self._what_is_trained()
         self._store = self._aggregation.lay_out(self._group, trained, self._standing)
@@ -161,6 +166,8 @@ class Synchronous:
                     if exhausted:
                         error.add_note(f"in an attempt in pieces, after the memory did not suffice ({exhausted})")
                     raise
+                if self._norms is not None:
+                    raise batch_norm.no_memory(step, samples) from error
                 exhausted = f"{type(error).__name__}: {error}"
                 self._memory.lower(error, min(samples, self._piece or samples), self._fewest)
                 memory.release(error)
@@ -238,11 +245,16 @@ class Synchronous:
         weight = weighted_loss = 0.0
         kinds: set[bool] = set()
         staged = self._buffers.expected()
-        if samples:
+        synced = batch_norm.together(self._norms, self._group, step, samples, len(sizes))
+        if not samples:
+            with synced:
+                pass
+        else:
             self.sparse.prepare(batch)
             if not is_rehearsal:
                 self.sparse.look_ahead()
             with (
+                synced,
                 collector.forgetting(),
                 calling.seeded(self._seed, step, self._rank),
                 self._buffers.rehearsal() as stage,
@@ -255,6 +267,8 @@ class Synchronous:
                     kinds.add(piece.explicit)
                     if len(kinds) > 1:
                         raise ValueError("loss_fn returned a weight for some micro-batches, but not for all; do either")
+                    if self._norms is not None and not piece.weight:
+                        raise batch_norm.no_weight(step)
                     if piece.weight > 0:  # the mean over nothing is not a number, but adds nothing
                         weight += piece.weight
                         weighted_loss += self._backward(piece, total)
@@ -276,7 +290,8 @@ class Synchronous:
     def _meet(self, contribution: Contribution, notice: Notice, reduce: Callable[[Examined], None]) -> Rows:
         """Buckets, then the header."""
         examined = Examined(wants_norm=self._clip_norm is not None)
-        reduce(examined)
+        with batch_norm.explaining(self._norms, contribution.step):
+            reduce(examined)
         self._aggregation.hand_in(contribution.step, self._row_gradients, examined)
         return exchange(self._group, self._row(contribution, notice, examined))
 
@@ -349,8 +364,16 @@ class Synchronous:
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
+    @property
+    def waited_s(self) -> float:
+        """How long the last `compute` waited for other workers."""
+        return self._norms.waited_s if self._norms is not None else 0.0
+
     def has_batch_statistics(self) -> bool:
         return self._buffers.has_batch_statistics()
+
+    def needs_two_samples(self) -> bool:
+        return self._norms is None and self.has_batch_statistics()
 
     def state_digest(self) -> int:
         return digests.of_state([*self._parameters.values(), *self._buffers.tensors()], self._optimizers)

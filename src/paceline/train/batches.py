@@ -10,7 +10,7 @@ from paceline.balance import Shares
 from paceline.data.cursor import Cursor, batch_size, num_steps
 from paceline.data.loader import Loader, LoaderError, LoaderOptions
 from paceline.data.order import Order, Orders
-from paceline.data.split import split
+from paceline.data.split import split, split_among_all
 from paceline.data.window import Work
 
 
@@ -29,7 +29,8 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """`min_share` keeps workers from getting a single sample where the model cannot take one; `on_death` hears of every
+    """`min_share` keeps workers from getting a single sample where the model cannot take one. Each batch is `among_all`
+    where its workers need each other: no worker is without samples, or all but one are. `on_death` hears of every
     loader worker that died."""
 
     def __init__(
@@ -42,6 +43,7 @@ class Batches:
         order: Order | None,
         options: LoaderOptions,
         min_share: int,
+        among_all: bool = False,
         on_death: Callable[[str], None] | None = None,
     ) -> None:
         self._loader = Loader(dataset, seed=seed, options=options, on_death=on_death)
@@ -53,6 +55,7 @@ class Batches:
             )
         self.global_batch = global_batch
         self._min_share = min_share
+        self._among_all = among_all
         self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order)
         self.num_steps = num_steps(self.length, global_batch)
         self._ahead: Batch | None = None  # the one that comes next, as it seemed
@@ -115,7 +118,8 @@ class Batches:
 
     def _work(self, shares: Shares, rank: int, cursor: Cursor) -> Work | None:
         total = self.total(cursor)
-        part = split(total, shares.parts, self._min_share)[rank]
+        parts = split_among_all(total, shares.parts) if self._among_all else split(total, shares.parts, self._min_share)
+        part = parts[rank]
         indices = self._orders.slice(cursor.epoch, cursor.position + part.start, cursor.position + part.stop)
         # Tagged by position, not by operation: how many operations lie between two steps is the user's affair.
         return Work(

@@ -92,6 +92,7 @@ def fit(task: Task) -> Fitted:
         checkpoints=checkpoints,
         strategy=options.strategy,
         consistency=options.consistency,
+        batch_norm=options.batch_norm,
     )
     training = _Training(task, session, schedules)
     try:

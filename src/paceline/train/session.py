@@ -34,6 +34,7 @@ import msgspec
 import torch
 from torch import nn
 
+from paceline.balance.minimum import ANY, WITH_STATISTICS
 from paceline.control.client import MemberClient
 from paceline.control.member_events import Fail, Kind, Leave, Ready
 from paceline.control.messages import Phase, Plan
@@ -45,10 +46,12 @@ from paceline.engine.base import HALTED, START_AGAIN
 from paceline.nn.embedding import Table
 from paceline.server.client import GroupClient
 from paceline.strategy import Synchronous
+from paceline.strategy.batch_norm import BatchNormName
 from paceline.strategy.served import Served
 from paceline.train import joining, saving
 from paceline.train.batches import Batches, ValidationData
 from paceline.train.book import Mode
+from paceline.train.consistency import check_batch_norm
 from paceline.train.consistency import parse as parse_consistency
 from paceline.train.endings import Endings
 from paceline.train.errors import Evicted, Orphaned
@@ -74,7 +77,8 @@ logger = logging.getLogger("paceline.train")
 
 class Session:
     """`stateful` are optimizers, schedules and whatever else has a state_dict. `global_batch` is the number of samples
-    of a step over all workers, however many there are."""
+    of a step over all workers, however many there are. With `batch_norm="sync"` BatchNorm layers normalise by all of
+    these samples, not by this worker's."""
 
     def __init__(
         self,
@@ -92,6 +96,7 @@ class Session:
         checkpoints: Checkpoints = Checkpoints(),
         strategy: StrategyName = "allreduce",
         consistency: str = "sync",
+        batch_norm: BatchNormName = "local",
     ) -> None:
         optimizers, others = _told_apart(stateful)
         self._model = model
@@ -111,9 +116,11 @@ class Session:
                 self._recall,
                 self._is_loader,
                 is_alone=self._ticket is None,
+                overlaps=batch_norm == "local",
             ),
+            norm=batch_norm,
         )
-        min_share = 2 if self._strategy.has_batch_statistics() else 1
+        minimum = WITH_STATISTICS if self._strategy.needs_two_samples() else ANY
         self._batches = Batches(
             data,
             global_batch=global_batch,
@@ -121,10 +128,11 @@ class Session:
             shuffle=shuffle,
             order=order,
             options=loader,
-            min_share=min_share,
+            min_share=minimum.fewest,
+            among_all=batch_norm == "sync",
             on_death=self._tell_death,
         )
-        self._sharing = Sharing(global_batch, min_share, self._tell)
+        self._sharing = Sharing(global_batch, minimum, self._tell)
         self._facts = {
             "dataset_length": str(self._batches.length),
             "the data's fingerprint": fingerprint(data, seed=seed)[:16],
@@ -132,10 +140,12 @@ class Session:
             "seed": str(seed),
             "the optimizers": ", ".join(type(one).__name__ for one in optimizers),
             "the strategy": f"{strategy}, {consistency}",
+            "batch_norm": batch_norm,
             "the tables": str([msgspec.to_builtins(spec) for spec in self._strategy.sparse.specs]),
         }
         self._nonfinite = nonfinite
         self._consistency = parse_consistency(consistency, strategy)
+        check_batch_norm(batch_norm, self._consistency)
         if self._consistency.is_leased and self._strategy.has_batch_statistics():
             raise ValueError(
                 f"consistency={consistency!r} with batch normalisation: each worker would have running statistics of "

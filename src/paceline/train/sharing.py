@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from paceline.balance import Measure, Shares
+from paceline.balance import Measure, Minimum, Shares
 from paceline.control.member_events import Burden
 from paceline.control.messages import Plan
 from paceline.strategy.base import Notice
@@ -21,10 +21,10 @@ from paceline.train.book import Book
 
 
 class Sharing:
-    """`total` and `minimum` are the global batch and the fewest samples that a worker can take; `tell` gets what a
-    person may want to know."""
+    """`total` and `minimum` are the global batch and the fewest samples that a worker should take where shares are
+    automatic; `tell` gets what a person may want to know."""
 
-    def __init__(self, total: int, minimum: int, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, total: int, minimum: Minimum, tell: Callable[[str, str], None]) -> None:
         self.watch = Stopwatch()
         self._total, self._minimum = total, minimum
         self._tell = tell
@@ -36,8 +36,11 @@ class Sharing:
         """Of a plan whose members all have this book."""
         if not plan.is_balanced:
             return Shares(plan.generation, 0, tuple(seat.share for seat in plan.seats))
-        balance = book.balance.seated(plan.seats, self._total, self._minimum)
+        balance = book.balance.seated(plan.seats, self._total, self._fewest(plan))
         return Shares(plan.generation, balance.version, balance.shares)
+
+    def _fewest(self, plan: Plan) -> int:
+        return self._minimum.of(self._total, len(plan.seats))
 
     def rebound(self) -> None:
         """There is another group: the next step says nothing of how long one takes."""
@@ -66,9 +69,9 @@ class Sharing:
         tells what changes; what is returned is for the coordinator to know."""
         if not plan.is_balanced:
             return None
-        before = book.balance.seated(plan.seats, self._total, self._minimum)
+        before = book.balance.seated(plan.seats, self._total, self._fewest(plan))
         measures = [Measure(row.samples, row.busy_s, row.reduced_s, row.limit) for row in rows]
-        after = book.balance = before.observed(measures, self._total, self._minimum)
+        after = book.balance = before.observed(measures, self._total, self._fewest(plan))
         if rank != 0:
             return None
         if after.version != before.version:
@@ -107,8 +110,8 @@ class Stopwatch:
         if self._since is None:
             self._since = time.monotonic()
 
-    def read(self) -> float:
-        """0 if it was spoilt."""
+    def read(self, waited_s: float = 0.0) -> float:
+        """Without the time that it waited for others meanwhile; 0 if it was spoilt."""
         if self._is_void or self._since is None:
             return 0.0
-        return self._busy_s + time.monotonic() - self._since
+        return max(0.0, self._busy_s + time.monotonic() - self._since - waited_s)

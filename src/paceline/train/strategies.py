@@ -32,8 +32,9 @@ def aggregate_for(
     is_loader: Callable[[], bool],
     *,
     is_alone: bool,
+    overlaps: bool = True,
 ) -> Aggregate | None:
-    """How a synchronous strategy of this name aggregates; None for the usual way."""
+    """How a synchronous strategy of this name aggregates; None for the usual way. `overlaps` as in `Reduced`."""
     if name not in get_args(StrategyName):
         raise ValueError(f"strategy={name!r}: use one of {', '.join(map(repr, get_args(StrategyName)))}")
     if is_alone or name == "allreduce":
@@ -47,7 +48,7 @@ def aggregate_for(
                 "strategy='hybrid' keeps tables on servers, and the model has none; use paceline.nn.Embedding for what "
                 "should be there, or strategy='allreduce'"
             )
-        dense = Reduced(optimizers, ReplicatedTables(Sparse({}, optimizers, 0)))
+        dense = Reduced(optimizers, ReplicatedTables(Sparse({}, optimizers, 0)), overlaps=overlaps)
         return Served(sparse, optimizers, trained, tell, recall, is_loader, dense)
 
     return make

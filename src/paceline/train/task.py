@@ -34,6 +34,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from paceline.data.dataset import check_dataset
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
+from paceline.strategy.batch_norm import BatchNormName
 from paceline.train import consistency
 from paceline.train.callbacks import Callback
 from paceline.train.rates import Rates
@@ -116,6 +117,7 @@ class Options:
     warm_up: int = 2
     strategy: StrategyName = "allreduce"
     consistency: str = "sync"
+    batch_norm: BatchNormName = "local"
 
     def __post_init__(self) -> None:
         if type(self.seed) is not int:
@@ -131,7 +133,7 @@ class Options:
         if self.strategy not in get_args(StrategyName):
             known = ", ".join(map(repr, get_args(StrategyName)))
             raise ValueError(f"Options(strategy={self.strategy!r}): give one of {known}")
-        consistency.parse(self.consistency, self.strategy)
+        consistency.check_batch_norm(self.batch_norm, consistency.parse(self.consistency, self.strategy))
         if not isinstance(self.loader, LoaderOptions):
             raise TypeError(f"Options(loader={self.loader!r}): give LoaderOptions(...)")
 
