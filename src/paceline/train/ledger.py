@@ -121,9 +121,13 @@ class TrainingLedger:
 
     def gift(self, whole: bool) -> Any:
         if whole:
-            return self._whole(self._look_applied())
-        result = {**self._result, "book": self._result["book"].to_tree()}
-        return {**result, "update": self.training.of_update()}
+            # With the last result, because the receiver may soon be the only one that is ahead of another.
+            return {**self._whole(self._look_applied()), "last": self._last()}
+        return {**self._last(), "update": self.training.of_update()}
+
+    def _last(self) -> dict[str, Any]:
+        """What the last operation came to; empty before the first."""
+        return {**self._result, "book": self._result["book"].to_tree()} if self._result else {}
 
     def _whole(self, applied: int) -> dict[str, Any]:
         return {
@@ -138,6 +142,8 @@ class TrainingLedger:
         self.book = Book.from_tree(state["book"])
         self.num_swaps += 1
         self._start = None  # a checkpoint that was not started from
+        if last := state.get("last"):  # a checkpoint has none: nobody is behind it
+            self._result = {**last, "book": Book.from_tree(last["book"])}
 
     def catch(self, operation: int, result: Any) -> Any:
         """Another worker was faster: its result of this operation counts here too."""
