@@ -55,6 +55,12 @@ class Books:
         self.applied = whole["applied"]
         self.ledger.swap(whole)
 
+    def operations(self) -> list[int]:
+        """Of the rows that this worker would send if it were main."""
+        progress = self.progress.take(is_main=True)
+        assert progress is not None
+        return [row.operation for row in progress.steps]
+
 
 def sent(gift: Any) -> Any:
     """As another worker gets it."""
@@ -78,3 +84,15 @@ def test_a_state_that_the_run_was_founded_with_has_no_last_result() -> None:
     newcomer.take_all_from(donor)
     newcomer.step()
     assert newcomer.ledger.gift(whole=False)["applied"] == 1
+
+
+def test_who_came_just_now_sends_the_rows_of_those_who_were_there_before() -> None:
+    donor, newcomer, later = Books("d"), Books("n"), Books("l")
+    for _ in range(3):
+        donor.step()
+    newcomer.take_all_from(donor)
+    newcomer.step()
+    later.take_all_from(newcomer)
+    later.step()
+    assert newcomer.operations() == [1, 2, 3]  # the fourth is not settled
+    assert later.operations() == [1, 2, 3, 4]
