@@ -9,7 +9,7 @@ import pytest
 
 from paceline.control import founding
 from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Disconnected, Event, Remember, Settings, Standing
+from paceline.control.coordinator_events import Disconnected, Event, Remember, Settings, Standing, Tick
 from paceline.control.founding import likely_cause
 from paceline.control.messages import AgentReport, Introduction, Phase, Report, Start, Vitals
 from paceline.control.roster import Fate
@@ -120,6 +120,81 @@ def test_a_newcomer_that_lives_and_cannot_be_reached_goes(table: Table) -> None:
     table.report("A", **{**WORKING, "plan": 2, "broken": pending.generation}, suspects=("N",))
     assert table.fate_of("N") is Fate.EVICTED
     assert table.fate_of("A") is None
+
+
+def say_broken(table: Table, member: str, *suspects: str) -> None:
+    """A member of the plan in force, or a newcomer, could not form the group of the next one."""
+    pending = table.machine.standing.pending
+    assert pending is not None
+    generation = pending.generation
+    if member in "AB":
+        table.report(member, **{**WORKING, "plan": generation, "broken": generation}, suspects=suspects)
+    else:
+        table.report(member, phase=Phase.READY, plan=generation, fenced=99, broken=generation, suspects=suspects)
+
+
+def wait(table: Table, seconds: float) -> None:
+    ends_at = table.now + seconds
+    while table.now < ends_at:
+        table.handle(Tick())
+
+
+def test_a_complaint_that_comes_after_the_first_report_counts(table: Table) -> None:
+    join(table, "N")
+    say_broken(table, "B")  # it has only seen that others gave up
+    say_broken(table, "A", "N")
+    assert table.fate_of("N") is Fate.EVICTED
+    assert table.machine.standing.newest == 2
+
+
+def test_a_newcomer_that_complains_of_the_same_member_in_two_switches_goes(table: Table) -> None:
+    join(table, "N")
+    for fate in (None, Fate.EVICTED):
+        for member in "AB":
+            say_broken(table, member)
+        table.handle(Tick())
+        say_broken(table, "N", "B")
+        for member in "AB":
+            table.report(member, **WORKING)
+        assert table.fate_of("N") is fate
+        wait(table, 2.5)
+    assert table.machine.standing.newest == 3
+
+
+def test_the_same_seats_are_not_tried_again_at_once(table: Table) -> None:
+    join(table, "N")
+    for member in "ABN":
+        say_broken(table, member)
+    wait(table, 1.0)
+    assert table.machine.standing.newest == 2
+    wait(table, 2.0)
+    assert table.machine.standing.newest == 3
+
+
+def test_other_seats_are_tried_at_once(table: Table) -> None:
+    join(table, "N")
+    for member in "ABN":
+        say_broken(table, member)
+    table.report("M", phase=Phase.READY)
+    pending = table.machine.standing.pending
+    assert pending is not None
+    assert set(pending.members) == set("ABNM")
+
+
+def test_who_does_not_say_why_a_switch_broke_is_not_waited_for_for_ever() -> None:
+    table = Table(Settings(wanted=2, fewest=2, silence_s=1.0))
+    for member in "AB":
+        table.report(member, phase=Phase.READY)
+    for member in "AB":
+        table.report(member, **WORKING)
+    join(table, "N")
+    say_broken(table, "A")
+    for _ in range(3):
+        wait(table, 0.5)
+        table.report("N", phase=Phase.READY)
+        table.report("B", **WORKING)
+        table.report("A", **WORKING, broken=2)
+    assert table.machine.standing.newest == 3
 
 
 def test_a_spare_that_has_seen_a_newer_checkpoint_founds_the_run_from_it(table: Table) -> None:

@@ -85,3 +85,29 @@ def test_what_is_kept_and_sent_is_bounded() -> None:
     assert len(taken.steps) == MAX_SENT
     assert taken.steps[0].operation == 10
     assert keeper.num_unrecorded() == MAX_ROWS
+
+
+def test_who_comes_inherits_what_is_not_recorded_and_sends_it_when_it_is_main() -> None:
+    donor, newcomer = keeper_with(1, 2, 3, 4), ProgressKeeper("n")
+    donor.add_metric(MetricRow(4, "a", 1.0))
+    said = donor.take(True)
+    assert said is not None
+    donor.recorded(Recorded(said.number, 1, 2))
+    newcomer.inherit(donor.unrecorded())
+    newcomer.inherit(donor.unrecorded())  # once more is no more
+    newcomer.add(step(5))
+    taken = newcomer.take(True)
+    assert taken is not None
+    assert [row.operation for row in taken.steps] == [3, 4, 5]
+    newcomer.recorded(Recorded(taken.number, 1, 5))
+    assert newcomer.num_unrecorded() == 0
+
+
+def test_who_inherits_drops_what_main_records() -> None:
+    donor, newcomer = keeper_with(1, 2, 3), ProgressKeeper("n")
+    newcomer.inherit(donor.unrecorded())
+    taken = newcomer.take(False)
+    assert taken is not None
+    assert not taken.steps
+    newcomer.recorded(Recorded(taken.number, 1, 2))
+    assert [row.operation for row in newcomer.unrecorded().steps] == [3]

@@ -19,6 +19,7 @@ from paceline.control.line import Bell, Line
 from paceline.control.member import Member
 from paceline.control.member_events import Fail
 from paceline.control.messages import AgentDirective, Phase, Report, Verdict, Vitals
+from paceline.control.progress import Progress, ProgressKeeper
 from paceline.control.reader import RunReader
 from paceline.control.service import ENDED, FAILED, INTERRUPTED, Standing
 from paceline.control.ticket import ACCESS_FILE, Ticket, read_access
@@ -51,6 +52,29 @@ def ends(connection: Connection) -> bool:
         return True
     finally:
         connection.close()
+
+
+def test_rows_outlive_a_main_member_that_is_lost_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no plan after the end that would make another one main."""
+    take = ProgressKeeper.take
+
+    def take_unless_main(keeper: ProgressKeeper, is_main: bool) -> Progress | None:
+        is_first = any(plan.rank_of(keeper._member) == 0 for trainee in trainees for plan in trainee.plans)
+        return None if is_first else take(keeper, is_main)
+
+    trainees: list[Trainee] = []
+    monkeypatch.setattr(ProgressKeeper, "take", take_unless_main)
+    with serving(new_config(tmp_path, wanted=2)) as running:
+        with team(running.ticket) as members:
+            trainees = members.trainees
+            for _ in range(2):
+                members.join(num_steps=30)
+            for trainee in trainees:
+                assert trainee.exited.wait(20.0)
+            next(trainee for trainee in trainees if trainee.plans[0].rank_of(trainee.name) == 0).vanish()
+        assert running.join() == ENDED
+    with RunReader(tmp_path) as reader:
+        assert [step.operation for step in reader.steps()] == list(range(1, 32))
 
 
 def test_a_run_goes_from_the_first_member_to_the_end(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ import msgspec
 import pytest
 
 from paceline.control.coordinator import Coordinator
+from paceline.control.member_events import Done, Swap
 from paceline.control.messages import Phase, Start
 from paceline.control.surveys import UNREACHABLE
 from paceline.testing.simulation import Violation, World
+from paceline.testing.simulation.groups import SimulatedGroup
 from paceline.testing.simulation.mutations import MUTATIONS, SOUND, Mutation
+from paceline.testing.simulation.worker import Worker
 from paceline.testing.simulation.world import Agent
 
 SCHEDULES = 800  # `make simulate` runs a hundred thousand, `make soak` the next ones
@@ -169,3 +172,49 @@ def test_a_coordinator_whose_journal_is_lost_goes_on_from_those_that_hold_the_st
     ended = [worker.machine for worker in world.workers.values() if worker.machine.phase is Phase.ENDED]
     assert len(ended) >= 2
     assert len({machine.applied for machine in ended}) == 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_came_just_now_gives_the_last_result_to_one_that_is_behind(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but one see the operation complete in which a switch is agreed; they switch, one of them gives its state to a
+    newcomer, and all of them die. The newcomer alone is ahead of the one that is left."""
+    world = World(seed, calm=True)
+    for _ in range(2):
+        world.after(0.0, world.agents["a"].start)
+    world.after(2.5, world.agents["a"].start)
+    complete, swap = SimulatedGroup._complete, Worker._do_swap
+    behind: list[str] = []
+    newcomer: list[str] = []
+    lost: list[Done] = []
+
+    def is_last_before_the_switch(worker: Worker, done: Done) -> bool:
+        """All agree on the next plan, and no validation follows before the step at which it starts."""
+        batch = worker._result.batch if worker._result is not None else None
+        is_step_next = batch is None or (batch.position + batch.num_samples) // world.batch % 3 != 0
+        return len(done.held) > 1 and set(done.held) == {max(done.held)} != {0} and is_step_next and world.now > 2.5
+
+    def complete_but_for_one(group: SimulatedGroup, worker: Worker, done: Done) -> None:
+        if not lost and is_last_before_the_switch(worker, done):
+            lost.append(done)
+            behind.append(group.plan.members[-1])
+        if done not in lost or worker.name not in behind:
+            complete(group, worker, done)
+
+    def swap_and_kill_the_others(worker: Worker, action: Swap) -> None:
+        swap(worker, action)
+        if behind and not newcomer:
+            newcomer.append(worker.name)
+            for other in list(world.workers.values()):
+                if other.name not in (worker.name, *behind):
+                    world.kill(other, "was killed")
+
+    monkeypatch.setattr(SimulatedGroup, "_complete", complete_but_for_one)
+    monkeypatch.setattr(Worker, "_do_swap", swap_and_kill_the_others)
+    world.run()
+    gifts = [plan.gifts for plan in world.truth.plans.values() if plan.start is Start.RECOVER]
+    assert dict(zip(behind, newcomer, strict=True)) in gifts
+    machines = [world.workers[name].machine for name in [*behind, *newcomer]]
+    assert all(machine.phase is Phase.ENDED for machine in machines)
+    assert len({machine.applied for machine in machines}) == 1

@@ -41,8 +41,7 @@ def check_counts(fleet: Fleet, num_workers: int) -> None:
         assert abs(most - epochs) < 0.01
     for epoch in fleet.audit().epochs:
         assert not epoch.twice
-        # Rows, not samples: those that only the main worker had yet are lost when it is killed.
-        assert not epoch.missing or epoch.unrecorded
+        assert not epoch.missing, epoch.details
 
 
 def test_one_worker_on_each_of_two_hosts_is_killed_and_replaced_and_a_third_host_joins(

@@ -18,7 +18,7 @@ import msgspec
 from paceline.control.courier import Courier, Owner, reach
 from paceline.control.leases import LeaseGrant, LeaseReport
 from paceline.control.member_events import Exit, Say
-from paceline.control.messages import AgentDirective, AgentReport, Directive, Plan, Report, Vitals
+from paceline.control.messages import AgentDirective, AgentReport, Directive, Phase, Plan, Report, Vitals
 from paceline.control.progress import MAX_SENT, ProgressKeeper, Recorded
 from paceline.control.ticket import Ticket
 from paceline.errors import ProtocolError
@@ -95,7 +95,7 @@ class MemberClient(Generic[AMachine]):
         self._queue: deque[Any] = deque()
         self._is_handing_out = False
         self._has_verdict = False
-        self._is_main = False  # as of the last report
+        self._is_main = False  # as of the last report: whether it sends its rows
         self.leases: LeaseHolder | None = None
         owner = Owner(self._compose, self._hear, self.progress.reconnected, on_orphaned, self._is_spent)
         self._courier = Courier(
@@ -155,7 +155,9 @@ class MemberClient(Generic[AMachine]):
         with self._lock:
             report = self._machine.report()
             plan = self._machine.plan
-            self._is_main = plan is not None and plan.rank_of(self._machine.name) == 0
+            # After the end no plan makes another one main if the main one dies: everybody makes sure of its rows.
+            is_last_word = report.phase is Phase.ENDED and self._courier.is_closing
+            self._is_main = is_last_word or (plan is not None and plan.rank_of(self._machine.name) == 0)
         frames: list[tuple[str, Any]] = [("report", report)]
         if (progress := self.progress.take(self._is_main)) is not None:
             frames.append(("progress", progress))

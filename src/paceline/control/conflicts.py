@@ -10,6 +10,15 @@ from paceline.control.roster import Record
 class Conflicts:
     def __init__(self) -> None:
         self._pairs: Counter[frozenset[str]] = Counter()
+        self._counted: dict[frozenset[str], int] = {}  # the last switch in which a pair was counted
+
+    def are_repeated_in(self, generation: int, one: str, other: str) -> bool:
+        """Two members failed together in this switch, which is counted once; whether not for the first time."""
+        pair = frozenset((one, other))
+        if self._counted.get(pair) == generation:
+            return self._pairs[pair] > 1
+        self._counted[pair] = generation
+        return self.is_repeated(one, other)
 
     def is_repeated(self, one: str, other: str) -> bool:
         """Two members failed together; whether not for the first time."""

@@ -62,6 +62,7 @@ from paceline.control.speech import Speech, plan_of
 from paceline.control.surveys import UNREACHABLE, Surveys
 from paceline.control.vitals import Vitals
 from paceline.control.waking import WakingClock
+from paceline.control.withdrawals import Withdrawals
 from paceline.placement.placement import Placement
 from paceline.wire.decoding import decode
 
@@ -80,6 +81,7 @@ class Coordinator:
         self._vitals = Vitals(settings, self.census, self._agents, self._clock)
         self._conflicts = Conflicts()
         self._surveys = Surveys(settings.silence_s, host)
+        self._withdrawals = Withdrawals(settings.silence_s)
         self._speech = Speech()
         self._ready_since: float | None = None
         self._actions: list[Action] = []
@@ -270,6 +272,8 @@ class Coordinator:
         pending = self.standing.pending
         if pending is not None and self.census.all_work_in(pending):
             self._keep(current=pending, pending=None)
+        elif pending is not None and self.census.any_has_fallen(pending):
+            self._withdrawals.note(pending, self._now)
 
     def _recover(self) -> None:
         """Make the next plan as soon as everybody that lives has promised to leave the old ones alone."""
@@ -428,6 +432,8 @@ class Coordinator:
             if not self.census.any_has_fallen(pending):
                 return
             self._blame(pending, current)
+            if not self._withdrawals.may_go_on(current, self.census.of(pending), self._now):
+                return
         elif not self.census.all_work_in(current):
             return
         if self.settings.drop_stragglers:
@@ -436,7 +442,8 @@ class Coordinator:
 
     def _blame(self, pending: Plan, current: Plan) -> None:
         """The switch cannot be made. A newcomer that lives but cannot be reached goes; one that complains of a member
-        goes when it does so again. Whoever is dying is found out anyway, and nobody is to blame for that."""
+        goes when it does so of the next switch too. Whoever is dying is found out anyway, and nobody is to blame for
+        that. While answers are waited for, this is looked at again and again."""
         for record in self.census.of(pending):
             if record.fate is not None or record.report.broken != pending.generation:
                 continue
@@ -446,7 +453,9 @@ class Coordinator:
                     continue
                 if current.rank_of(name) < 0:
                     self._end(suspect, Fate.EVICTED, f"{UNREACHABLE}: member {record.member} cannot")
-                elif current.rank_of(record.member) < 0 and self._conflicts.is_repeated(record.member, name):
+                elif current.rank_of(record.member) < 0 and self._conflicts.are_repeated_in(
+                    pending.generation, record.member, name
+                ):
                     self._end(record, Fate.EVICTED, f"{UNREACHABLE}: it cannot reach member {name}")
 
     def _drop_straggler(self, current: Plan) -> None:
@@ -482,6 +491,10 @@ class Coordinator:
         if self.standing.leased:  # where there is no step, there is no header to agree on a switch in
             self._keep(fence=self.standing.newest + 1)
             self._recover()
+            return
+        if self._withdrawals.is_too_early([*staying, *coming], self._now):
+            if withdrawn:
+                self._keep(pending=None)
             return
         gifts = gifts_for(coming, staying)
         generation = self.standing.newest + 1

@@ -2,8 +2,9 @@
 do not need it.
 
 Every worker keeps the rows of its steps until they are on disk, but only the *main* one (rank 0) sends them; after its
-death the next one sends what is missing. At most one `Progress` of a worker is under way; it is answered by
-`Recorded` when it is on disk.
+death the next one sends what is missing. A newcomer gets the rows that are not on disk with the state: it may be the
+only one that is left. So what any worker keeps has no gap after what is recorded. At most one `Progress` of a worker
+is under way; it is answered by `Recorded` when it is on disk.
 
 A run that lost all holders of its state is founded again from a checkpoint and repeats operations. What is recorded is
 therefore said for one *founding*, named by the generation of its plan: rows of earlier foundings are obsolete.
@@ -79,6 +80,13 @@ class Recorded(msgspec.Struct, frozen=True):
     metric: int = NOTHING
 
 
+class Unrecorded(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker keeps because it may not be on disk yet."""
+
+    steps: tuple[StepRow, ...] = ()
+    metrics: tuple[MetricRow, ...] = ()
+
+
 class ProgressKeeper:
     """Rows of one worker, until they are recorded. Used from any thread; nothing here waits."""
 
@@ -101,6 +109,19 @@ class ProgressKeeper:
     def add_metric(self, row: MetricRow) -> None:
         with self._lock:
             self._metrics.append(row)
+
+    def unrecorded(self) -> Unrecorded:
+        with self._lock:
+            return Unrecorded(tuple(self._steps), tuple(self._metrics))
+
+    def inherit(self, rows: Unrecorded) -> None:
+        """What another worker keeps, from before this one had the state."""
+        with self._lock:
+            known = {row.operation for row in self._steps}
+            steps = [row for row in rows.steps if row.operation not in known]
+            metrics = [row for row in rows.metrics if row not in self._metrics]
+            self._steps = deque([*steps, *self._steps], maxlen=MAX_ROWS)
+            self._metrics = deque([*metrics, *self._metrics], maxlen=MAX_ROWS)
 
     def describe(self, row: WorkerRow) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ import msgspec
 from paceline.checkpoint import Contents
 from paceline.control.lease_set import LeaseSet, lease_set
 from paceline.control.messages import NOTHING
-from paceline.control.progress import ProgressKeeper, StepRow
+from paceline.control.progress import ProgressKeeper, StepRow, Unrecorded
 from paceline.data.cursor import Cursor
 from paceline.train import saving
 from paceline.train.book import Book
@@ -29,6 +29,7 @@ from paceline.train.errors import Orphaned
 from paceline.train.membership import Place
 from paceline.train.saving import Saver
 from paceline.train.training_state import TrainingState
+from paceline.wire.decoding import decode
 
 END = "the end"  # the outcome of the last operation
 
@@ -121,9 +122,14 @@ class TrainingLedger:
 
     def gift(self, whole: bool) -> Any:
         if whole:
-            return self._whole(self._look_applied())
-        result = {**self._result, "book": self._result["book"].to_tree()}
-        return {**result, "update": self.training.of_update()}
+            # With the last result and the rows, because the receiver may soon be the only one that has them.
+            rows = msgspec.msgpack.encode(self._progress.unrecorded())
+            return {**self._whole(self._look_applied()), "last": self._last(), "rows": rows}
+        return {**self._last(), "update": self.training.of_update()}
+
+    def _last(self) -> dict[str, Any]:
+        """What the last operation came to; empty before the first."""
+        return {**self._result, "book": self._result["book"].to_tree()} if self._result else {}
 
     def _whole(self, applied: int) -> dict[str, Any]:
         return {
@@ -138,6 +144,11 @@ class TrainingLedger:
         self.book = Book.from_tree(state["book"])
         self.num_swaps += 1
         self._start = None  # a checkpoint that was not started from
+        if last := state.get("last"):  # a checkpoint has none: nobody is behind it
+            self._result = {**last, "book": Book.from_tree(last["book"])}
+            self.row = StepRow(*last["row"]) if last["row"] is not None else None
+        if "rows" in state:
+            self._progress.inherit(decode(state["rows"], Unrecorded))
 
     def catch(self, operation: int, result: Any) -> Any:
         """Another worker was faster: its result of this operation counts here too."""

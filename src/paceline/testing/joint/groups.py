@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.control.member_events import Broke, Done, Formed, Give, Kind, Take, Unformed
 from paceline.control.messages import Plan
-from paceline.testing.joint.truth import Result, State, Violation
+from paceline.testing.joint.truth import Result, Violation, Whole
 
 if TYPE_CHECKING:
     from paceline.testing.joint.workers import Worker
@@ -27,7 +27,7 @@ class SimulatedGroup:
         self._entered: dict[int, dict[str, tuple[int, bool]]] = {}
         self._kinds: dict[int, Kind] = {}
         self._waiting: dict[str, int] = {}
-        self._gifts: dict[str, State | Result] = {}
+        self._gifts: dict[str, Whole | Result] = {}
         self._takers: dict[str, Take] = {}
 
     # -- forming -----------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class SimulatedGroup:
 
     # -- gifts -------------------------------------------------------------------------------------------------------
 
-    def give(self, action: Give, gift: State | Result) -> None:
+    def give(self, action: Give, gift: Whole | Result) -> None:
         self._gifts[action.to] = gift
         self._try_handover(action.to)
 
@@ -157,13 +157,13 @@ class SimulatedGroup:
     def _arrive_whole(self, worker: Worker) -> None:
         if not self._is_sound(worker):
             late = self._gifts[worker.name]
-            if worker.name in self._takers and isinstance(late, State) and self._world.random.random() < 0.5:
+            if worker.name in self._takers and isinstance(late, Whole) and self._world.random.random() < 0.5:
                 # It had arrived, and is noticed when the plan is over.
                 self._world.after(self._world.random.random(), worker.staged, self.plan.generation, late)
             return
         del self._takers[worker.name]
         gift = self._gifts[worker.name]
-        if isinstance(gift, State):
+        if isinstance(gift, Whole):
             worker.staged(self.plan.generation, gift)
         else:
             worker.caught(self.plan.generation, gift)

@@ -46,6 +46,14 @@ class Result(NamedTuple):
     commit: Commit | None = None
 
 
+class Whole(NamedTuple):
+    """What a newcomer gets: a state, and what the last operation came to, so that it can give that to one behind. None
+    where the run was founded with this state."""
+
+    state: State
+    last: Result | None
+
+
 def after(state: State, result: Result) -> State:
     """The state when a result is applied to it; the loop body has not run yet."""
     digest = hash((state.digest, result.operation, result.generation, *(result.batch or ())))

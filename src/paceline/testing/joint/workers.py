@@ -46,7 +46,7 @@ from paceline.testing.joint.leasing import Leasing
 from paceline.testing.joint.processes import Process
 from paceline.testing.joint.stepping import Stepping
 from paceline.testing.joint.trips import Loading
-from paceline.testing.joint.truth import Batch, Log, Result, State, after
+from paceline.testing.joint.truth import Batch, Log, Result, State, Whole, after
 from paceline.wire.card import Card
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Worker(Process):
         self.leasing = Leasing(world, self) if world.is_leased else None
         self._stepping = Stepping(world, self) if world.mode == "sync" else None
         self._loading = Loading(world, self)
-        self._gift: State | Result | None = None
+        self._gift: Whole | Result | None = None
         self._result: Result | None = None
         self._last: Result | None = None
         self._snapshot: State | None = None
@@ -257,29 +257,29 @@ class Worker(Process):
         self._has_state()
 
     def _do_give(self, action: Give) -> None:
-        gift = self.state if action.whole else self._last
+        gift = Whole(self.state, self._last) if action.whole else self._last
         assert gift is not None
         self.world.group_of(action.plan).give(action, gift)
 
     def _do_take(self, action: Take) -> None:
         self.world.group_of(action.plan).take(self, action)
 
-    def staged(self, generation: int, state: State) -> None:
+    def staged(self, generation: int, whole: Whole) -> None:
         """The whole state has arrived, through the group of a generation."""
-        self.receive(self._take_in, state, Staged(generation, state.applied))
+        self.receive(self._take_in, whole, Staged(generation, whole.state.applied))
 
     def caught(self, generation: int, result: Result) -> None:
         self.receive(self._take_in, result, Caught(generation, result.operation, result.stopping))
 
-    def _take_in(self, gift: State | Result, event: Event) -> None:
+    def _take_in(self, gift: Whole | Result, event: Event) -> None:
         kept, self._gift = self._gift, gift
         self._handle(event)
         if self._gift is gift:  # the machine did not want it
             self._gift = kept
 
     def _do_swap(self, _: Swap) -> None:
-        assert isinstance(self._gift, State)
-        self.state, self._gift = self._gift, None
+        assert isinstance(self._gift, Whole)
+        (self.state, self._last), self._gift = self._gift, None
         if not self.world.is_leased:
             self.world.truth.at_clean_point(self.name, self.state)
         self.world.truth.applied(self.name, self.state, Result(self.state.applied, 0, None, False))

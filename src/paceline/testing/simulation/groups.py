@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.control.member_events import Broke, Caught, Done, Formed, Give, Staged, Take, Unformed
 from paceline.control.messages import Plan
-from paceline.testing.simulation.truth import Result, State, Violation
+from paceline.testing.simulation.truth import Result, Violation, Whole
 
 if TYPE_CHECKING:
     from paceline.testing.simulation.worker import Worker
@@ -26,7 +26,7 @@ class SimulatedGroup:
         self._gone: dict[str, bool] = {}  # members that left it, and whether by dying
         self._entered: dict[int, dict[str, tuple[int, bool]]] = {}
         self._waiting: dict[str, int] = {}
-        self._gifts: dict[str, State | Result] = {}
+        self._gifts: dict[str, Whole | Result] = {}
         self._takers: dict[str, Take] = {}
 
     # -- forming -----------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class SimulatedGroup:
 
     # -- gifts -------------------------------------------------------------------------------------------------------
 
-    def give(self, action: Give, gift: State | Result) -> None:
+    def give(self, action: Give, gift: Whole | Result) -> None:
         self._gifts[action.to] = gift
         self._try_handover(action.to)
 
@@ -156,7 +156,7 @@ class SimulatedGroup:
         del self._takers[worker.name]
         gift = self._gifts[worker.name]
         worker.gift = gift
-        if isinstance(gift, State):
-            worker.post(Staged(self.plan.generation, gift.applied))
+        if isinstance(gift, Whole):
+            worker.post(Staged(self.plan.generation, gift.state.applied))
         else:
             worker.post(Caught(self.plan.generation, gift.operation, gift.stopping))

@@ -31,7 +31,7 @@ from paceline.control.member_events import (
     Work,
 )
 from paceline.control.messages import NOTHING, Introduction, Phase, Verdict
-from paceline.testing.simulation.truth import Batch, Result, State, after
+from paceline.testing.simulation.truth import Batch, Result, State, Whole, after
 from paceline.wire.card import Card
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Worker:
         self.machine: Member = world.mutation.member(name)
         self.alive = True
         self.stopped = False
-        self.gift: State | Result | None = None
+        self.gift: Whole | Result | None = None
         self._backlog: list[Event] = []
         self._heard = world.now
         self._state = State(0, -1, 0, 0, 0, 0)
@@ -179,7 +179,7 @@ class Worker:
         self.world.truth.applied(self.name, self._state, Result(action.base, 0, None, False))
 
     def _do_give(self, action: Give) -> None:
-        gift = self._state if action.whole else self._last
+        gift = Whole(self._state, self._last) if action.whole else self._last
         assert gift is not None
         self.world.group_of(action.plan).give(action, gift)
 
@@ -187,8 +187,8 @@ class Worker:
         self.world.group_of(action.plan).take(self, action)
 
     def _do_swap(self, _: Swap) -> None:
-        assert isinstance(self.gift, State)
-        self._state = self.gift
+        assert isinstance(self.gift, Whole)
+        self._state, self._last = self.gift
         self.world.truth.at_clean_point(self.name, self._state)
         self.world.truth.applied(self.name, self._state, Result(self._state.applied, 0, None, False))
 
