@@ -356,3 +356,22 @@ def test_a_refusal_later_costs_the_newcomer_only_also_while_the_run_is_founded_a
 )
 def test_where_to_look_first(difference: str, cause: str) -> None:
     assert cause in likely_cause(difference)
+
+
+def test_a_newcomer_that_got_the_state_proves_to_the_next_coordinator_that_the_switch_was_made(table: Table) -> None:
+    """C came by a switch that all have made; the coordinator dies before it hears of it, and A and B with it. C alone
+    holds the state: the run goes on from it."""
+    plan = join(table, "C")["plan"]
+    table.restart()
+    broken = {"phase": Phase.ACTIVE, "plan": plan, "formed": plan, "generation": plan, "applied": 7}
+    broken |= {"fenced": plan + 1, "broken": plan, "suspects": ("A", "B")}
+    for _ in range(10):  # longer than it listens, shorter than the silence deadline
+        table.report("C", **broken)
+        wait(table, 0.2)
+    assert table.fate_of("C") is None
+    table.handle(AgentReport("", 1, {}, {table.pid_of(member): "was killed by SIGKILL" for member in "AB"}))
+    table.report("C", **broken)
+    assert table.fate_of("C") is None
+    current = table.machine.standing.current
+    assert current is not None
+    assert (current.start, current.members, current.base) == (Start.RECOVER, ("C",), 7)

@@ -54,9 +54,19 @@ class Census:
     def at_work(self, current: Plan, pending: Plan | None) -> list[Record]:
         """Who has a seat in the plan in force, and if the switch to the next has begun, who came by that."""
         seats = dict.fromkeys(current.members)
-        if pending is not None and any(record.report.generation == pending.generation for record in self.of(current)):
+        if pending is not None and self.has_begun(pending, current):
             seats |= dict.fromkeys(pending.members)
         return [self.records[member] for member in seats]
+
+    def has_begun(self, pending: Plan, current: Plan) -> bool:
+        """Whether the switch was made by one that lives or has died: it works there, or got the state there. A
+        coordinator that comes back may hear of it from a newcomer alone."""
+        if any(record.report.generation == pending.generation for record in self.of(current)):
+            return True
+        newcomers = (record for record in self.of(pending) if current.rank_of(record.member) < 0)
+        return any(
+            record.report.generation == pending.generation and record.report.applied > NOTHING for record in newcomers
+        )
 
     def has_witness(self, newcomer: Record) -> bool:
         """Whether somebody that lives has the facts that newcomers are compared with."""
@@ -77,15 +87,12 @@ class Census:
         if current is None:
             return False
         next_generation = pending.generation if pending is not None else current.generation
-        switched = False
         for record in self.of(current):
             if record.fate is not None or record.report.fenced > current.generation:
                 return True
-            if record.report.generation > current.generation:
-                if record.report.generation != next_generation:
-                    return True  # it switched to a plan that was withdrawn
-                switched = True
-        return switched and pending is not None and self.any_has_fallen(pending)
+            if record.report.generation > current.generation and record.report.generation != next_generation:
+                return True  # it switched to a plan that was withdrawn
+        return pending is not None and self.has_begun(pending, current) and self.any_has_fallen(pending)
 
     # -- what became of them -----------------------------------------------------------------------------------------
 
