@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from paceline.checkpoint.files import Contents, write
+from paceline.control.journal import Happening, Journal
 from paceline.testing import netlab
 from paceline.testing.chaos import checks, drawing, expecting, oracle
 from paceline.testing.chaos.beats import Beats, Worker, run_gaps
@@ -159,6 +161,16 @@ def test_a_missing_or_a_repeated_sample_is_found() -> None:
 def test_a_stated_loss_is_a_loss_and_no_repetition() -> None:
     assert not list(checks.final_models({1: final(5, counts=-1.0)}, is_exact=False))
     assert list(checks.final_models({1: final(5, counts=1.0)}, is_exact=False))
+
+
+@pytest.mark.parametrize(("said", "is_fair"), [("no update, but rows", False), ("updates 3: why", True)])
+def test_a_run_that_says_less_than_it_lost_is_found(tmp_path: Path, said: str, is_fair: bool) -> None:
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        facts = {"fact/dataset_length": str(oracle.LENGTH), "fact/global_batch": str(oracle.GLOBAL_BATCH)}
+        journal.record(run=facts, happenings=[Happening(0, checks.LOST_UPDATES, "m", said)])
+    assert not list(checks.closing_line(tmp_path, {1: final(5)}))
+    found = list(checks.closing_line(tmp_path, {1: final(5, table=-1.0)}))
+    assert len(found) == (0 if is_fair else 1)
 
 
 def test_models_that_differ_in_one_bit_are_found() -> None:

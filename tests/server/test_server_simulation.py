@@ -32,7 +32,7 @@ def test_the_simulator_sees_a_fault_in_the_machines(mutation: Mutation) -> None:
     for seed in range(MOST_TRIES):
         violation = run(seed, mutation)
         if violation is not None:
-            assert f"--servers --seed {seed}" in " ".join(violation.__notes__)
+            assert f"--part servers --seed {seed}" in " ".join(violation.__notes__)
             return
     pytest.fail(f"{MOST_TRIES} schedules, and nobody noticed that a machine {mutation.name}")
 

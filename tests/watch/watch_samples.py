@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +89,7 @@ def writing(folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> Iter
     """With a monkeypatch the journal has the writer's clock, without one that of this machine."""
     writer = Writer(folder)
     if monkeypatch is not None:
-        monkeypatch.setattr(journals, "time", types.SimpleNamespace(time=lambda: writer.now))
+        monkeypatch.setattr(journals, "time", types.SimpleNamespace(time=lambda: writer.now, monotonic=time.monotonic))
     try:
         yield writer
     finally:

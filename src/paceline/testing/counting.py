@@ -29,9 +29,9 @@ from torch.utils.data import Dataset
 
 from paceline.checkpoint import Contents
 from paceline.control.lease_set import LeaseSet
-from paceline.data.order import EpochOrder
 from paceline.nn import Embedding
 from paceline.server.layout import FEWEST_ELEMENTS, Layout, lay_out
+from paceline.testing.learned import Learned
 
 _MOST = 4096  # updates that are told apart
 _NEAR = 1e-2
@@ -175,11 +175,9 @@ class Counting(NamedTuple):
         return found
 
     def _expected(self, done: LeaseSet) -> torch.Tensor:
-        order = torch.from_numpy(EpochOrder(self.seed, done.epoch, self.length).slice(0, self.length))
-        has = torch.tensor([done.has(done.epoch, lease) for lease in range(self.num_leases)], dtype=torch.int64)
-        expected = torch.full((self.length,), done.epoch, dtype=torch.int64)
-        expected[order] += has.repeat_interleave(self.batch)
-        return expected
+        leases = (lease for lease in range(self.num_leases) if done.has(done.epoch, lease))
+        learned = Learned(self.length, self.batch, self.seed).of(done.epoch, leases)
+        return done.epoch + torch.from_numpy(learned).to(torch.int64)
 
 
 def _differing(what: str, counts: torch.Tensor, wanted: torch.Tensor) -> list[str]:

@@ -17,6 +17,7 @@ from paceline.testing.chaos.beats import Worker, run_gaps
 from paceline.testing.chaos.expecting import Injury, allowed_gap_s, may_lose
 from paceline.testing.chaos.schedule import Schedule
 from paceline.testing.chaos.stage import Stage
+from paceline.testing.learned import Weights
 from paceline.watch.audit import audit, history_of
 from paceline.watch.losses import find_lost
 
@@ -179,17 +180,17 @@ def checkpoints(folder: Path, schedule: Schedule, *, is_exact: bool) -> Iterator
                 yield f"{name} in checkpoint {path.name} ({where}): {text}"
 
 
-def _table_of(state: Mapping[str, Any]) -> dict[str, oracle.Weights]:
+def _table_of(state: Mapping[str, Any]) -> dict[str, Weights]:
     """The rows of the table in a checkpoint, as the weights of their samples."""
     packed = state.get("tables", {}).get("counted")
     if packed is None:
         return {}
-    weights: oracle.Weights = np.zeros(oracle.NUM_WEIGHTS, np.float32)
+    weights: Weights = np.zeros(oracle.NUM_WEIGHTS, np.float32)
     weights[packed["ids"].numpy()] = packed["rows"].numpy()[:, 0]
     return {"table": weights}
 
 
-def _leased_bounds(records: Mapping[str, Any]) -> tuple[oracle.Weights, oracle.Weights]:
+def _leased_bounds(records: Mapping[str, Any]) -> tuple[Weights, Weights]:
     """Ranges are as of different moments: what all have must be there, what none has must not."""
     sets = [LeaseSet(epoch, prefix, set(beyond)) for epoch, prefix, beyond in records.values()]
     epochs = max(one.epoch for one in sets) + 1

@@ -1,9 +1,8 @@
 """The oracle: a model whose weights say how often each sample of each epoch was learned. Pure.
 
-The loss of a batch is minus the mean of its samples' weights, and the learning rate is the global batch: every update
-adds 1 to the weight of each of its samples (in the last batch of an epoch, which is smaller, as much more as it is
-smaller). Which samples have been learned at a cursor follows from the order of the epochs alone, so the weights that
-a model must have at any cursor are known, whoever computed what.
+Every update adds to the weight of each of its samples (`testing/learned.py` says how much). Which samples have been
+learned at a cursor follows from the order of the epochs alone, so the weights that a model must have at any cursor are
+known, whoever computed what.
 
 A second parameter has the gradient 1 in every update, and momentum: it says how many updates there were, and whether
 the state of its optimizer was ever lost.
@@ -11,13 +10,12 @@ the state of its optimizer was ever lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from paceline.data.order import EpochOrder
+from paceline.testing.learned import Learned, Weights
 
 LENGTH = 200
 GLOBAL_BATCH = 16
@@ -27,9 +25,10 @@ ORDER_SEED = 7
 PACE_LR = 2.0**-6
 PACE_MOMENTUM = 0.5
 TOLERANCE = 0.01
-NUM_LEASES = -(-LENGTH // GLOBAL_BATCH)
 
-Weights = npt.NDArray[np.float32]
+_LEARNED = Learned(LENGTH, GLOBAL_BATCH, ORDER_SEED)
+NUM_LEASES = _LEARNED.num_leases
+
 HasLease = Callable[[int, int], bool]  # (epoch, lease)
 
 
@@ -58,12 +57,8 @@ def weights_with(epochs: int, has_lease: HasLease) -> Weights:
     return weights
 
 
-def _add(weights: Weights, epoch: int, leases: Sequence[int] | range) -> None:
-    order = EpochOrder(ORDER_SEED, epoch, LENGTH)
-    for lease in leases:
-        start = lease * GLOBAL_BATCH
-        stop = min(start + GLOBAL_BATCH, LENGTH)
-        weights[(epoch % NUM_SLOTS) * LENGTH + order.slice(start, stop)] += GLOBAL_BATCH / (stop - start)
+def _add(weights: Weights, epoch: int, leases: Iterable[int]) -> None:
+    weights.reshape(NUM_SLOTS, LENGTH)[epoch % NUM_SLOTS] += _LEARNED.of(epoch, leases)
 
 
 def num_updates(pace: float) -> float:

@@ -21,6 +21,7 @@ import paceline
 from paceline.data.loader import LoaderOptions
 from paceline.testing.chaos import oracle
 from paceline.testing.chaos.schedule import Mode
+from paceline.testing.counting import Numbers
 from paceline.train.saving import Checkpoints
 
 _FIXED_S, _PER_SAMPLE_S = 0.008, 0.001  # of computing
@@ -42,17 +43,15 @@ class Counter(nn.Module):
         return self.counts[ids].mean() + rows.mean()
 
 
-class Samples(torch.utils.data.Dataset[int]):
+class Samples(Numbers):
     def __init__(self, loading_s: float) -> None:
+        super().__init__(oracle.LENGTH)
         self._loading_s = loading_s
 
-    def __len__(self) -> int:
-        return oracle.LENGTH
-
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: int) -> torch.Tensor:
         if self._loading_s:
             time.sleep(self._loading_s)
-        return index
+        return super().__getitem__(index)
 
 
 class Beats:
