@@ -190,3 +190,14 @@ def test_where_a_model_has_batch_statistics_a_slow_worker_keeps_enough_samples_f
     full = [step for step in range(1, num_steps(4)) if step % 6]
     assert {sum(shares_of(results, step)) for step in full} == {BATCH}
     assert shares_of(results, full[-1]) == [BATCH - 4, 4]
+
+
+def test_who_waits_for_the_statistics_of_a_slow_worker_is_not_slow_itself(tmp_path: Path) -> None:
+    """With batch_norm="sync" the fast worker spends as much time in its forward pass, but waiting."""
+    function = partial(train_unequal, make=normalised, batch_norm="sync")
+    with Rehearsal(function, partial(by_worker, (1.0, 6.0)), 4, workers=2, folder=tmp_path) as run:
+        results = run.finish()
+    check_samples(results, 4)
+    first, second = shares_of(results, num_steps(4) - 1)
+    assert first + second == BATCH
+    assert second <= 12, "shares did not follow"
