@@ -225,7 +225,7 @@ def show(name: str, rows: Sequence[dict[str, Any]], seeds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=24)
+    parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--epochs", type=int, default=4, help="of 47 steps each")
     parser.add_argument("--check", action="store_true", help="compare with real workers as well")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")

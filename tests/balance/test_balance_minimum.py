@@ -13,12 +13,12 @@ from paceline.balance.minimum import ANY, WITH_STATISTICS
 @pytest.mark.parametrize(
     ("total", "num_workers", "expected"),
     [
-        (256, 3, 8),
-        (32, 2, 8),
-        (32, 4, 8),
-        (32, 5, 6),  # an equal share is 6.4
-        (12, 3, 4),
+        (256, 3, 4),
+        (32, 2, 4),
+        (32, 8, 4),
+        (32, 9, 3),  # an equal share is 3.6
         (7, 2, 3),
+        (6, 3, 2),
         (4, 3, 2),  # one of the three rests: BatchNorm takes no single sample
         (1, 1, 2),
     ],

@@ -55,13 +55,13 @@ def test_a_layer_alone_gives_what_torch_gives(layer: nn.Module, shape: tuple[int
     x = (torch.randn(shape) * torch.rand(shape) + 3.0).to(dtype).requires_grad_()
     y = x.detach().clone().requires_grad_()
     direction = torch.randn(shape).to(dtype)
-    rough = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    rough: Any = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
     for _ in range(2):
         mine, theirs = batch_norm._forward(layer, lone, x), other(y)  # type: ignore[arg-type]
         assert mine.dtype == theirs.dtype
         torch.testing.assert_close(mine, theirs, **rough)
         for out in (mine, theirs):
-            (out * direction).sum().backward()  # type: ignore[no-untyped-call]
+            (out * direction).sum().backward()
     torch.testing.assert_close(x.grad, y.grad, **rough)
     for (name, one), two in zip(layer.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(one, two, msg=name, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
@@ -98,7 +98,7 @@ def train_and_watch(group: Group, shares: tuple[int, ...], options: dict[str, An
         made.append("overlapped")
         original(self, *arguments)
 
-    overlap.Overlapped.__init__ = noted  # type: ignore[method-assign]
+    overlap.Overlapped.__init__ = noted  # type: ignore[method-assign, assignment]
     try:
         return cases.train(group, "normalised", shares, 5, **options) | {"made": made}
     finally:

@@ -52,7 +52,7 @@ def train(
     in_loss: Spoiled = _nothing,
     on_forward: Spoiled = _nothing,
     weight: bool = False,
-    catches: bool = False,
+    catches: str = "",
     **options: Any,
 ) -> dict[str, Any]:
     """`on_forward` is called between the first two layers with batch statistics."""
@@ -73,8 +73,10 @@ def train(
         in_loss(session, model)
         try:
             logits = model(x)
-        except Exception:
-            if not catches:
+        except Exception as error:
+            if catches == "wraps":
+                raise RuntimeError("the model failed") from error
+            if catches != "hides":
                 raise
             logits = model.last(torch.zeros(len(x), 16))
         loss = F.cross_entropy(logits, y)

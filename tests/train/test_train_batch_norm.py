@@ -74,9 +74,12 @@ def test_a_death_in_the_middle_of_a_forward_pass_changes_nothing(tmp_path: Path,
     check_same(results, alone)
 
 
-def test_a_loss_function_that_catches_everything_does_not_hide_a_death(tmp_path: Path, alone: dict[str, Any]) -> None:
-    """Else its step would count with a loss that it made up."""
-    function = partial(train, batch_norm="sync", on_forward=norm_trainers.die_between_layers, catches=True)
+@pytest.mark.parametrize("catches", ["hides", "wraps"])
+def test_a_loss_function_that_catches_everything_does_not_hide_a_death(
+    tmp_path: Path, alone: dict[str, Any], catches: str
+) -> None:
+    """Else the step would count with a loss that was made up, or the worker would end for the death of another."""
+    function = partial(train, batch_norm="sync", on_forward=norm_trainers.die_between_layers, catches=catches)
     with Rehearsal(function, workers=3, folder=tmp_path, settings=UNEQUAL) as rehearsal:
         results = rehearsal.finish([0, 2])
     check_same(results, alone)

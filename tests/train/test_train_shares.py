@@ -12,7 +12,6 @@ import pytest
 from trainers import check_samples
 from unequal_trainers import BATCH, by_worker, normalised, num_steps, slow_for_a_while, train_unequal
 
-from paceline.balance.minimum import WITH_STATISTICS
 from paceline.control.coordinator_events import Settings
 from paceline.testing.rehearsal import Died, Rehearsal
 
@@ -182,12 +181,23 @@ def test_equal_workers_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_where_a_model_has_batch_statistics_a_slow_worker_keeps_enough_samples_for_them(tmp_path: Path) -> None:
-    """Else it would get 3 or 4 of the 40, and its gradients would be those of noise."""
-    slowness = partial(by_worker, (1.0, 10.0))
+    """Else it would get 2 of the 40, and its gradients would be those of noise."""
+    slowness = partial(by_worker, (1.0, 30.0))
     with Rehearsal(partial(train_unequal, make=normalised), slowness, 4, workers=2, folder=tmp_path) as run:
         results = run.finish()
         assert run.events("shares")
     check_samples(results, 4)
     full = [step for step in range(1, num_steps(4)) if step % 6]
     assert {sum(shares_of(results, step)) for step in full} == {BATCH}
-    assert shares_of(results, full[-1]) == [BATCH - WITH_STATISTICS.wanted, WITH_STATISTICS.wanted]
+    assert shares_of(results, full[-1]) == [BATCH - 4, 4]
+
+
+def test_who_waits_for_the_statistics_of_a_slow_worker_is_not_slow_itself(tmp_path: Path) -> None:
+    """With batch_norm="sync" the fast worker spends as much time in its forward pass, but waiting."""
+    function = partial(train_unequal, make=normalised, batch_norm="sync")
+    with Rehearsal(function, partial(by_worker, (1.0, 6.0)), 4, workers=2, folder=tmp_path) as run:
+        results = run.finish()
+    check_samples(results, 4)
+    first, second = shares_of(results, num_steps(4) - 1)
+    assert first + second == BATCH
+    assert second <= 12, "shares did not follow"

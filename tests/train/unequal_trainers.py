@@ -32,6 +32,7 @@ def train_unequal(
     fits: Sequence[int] = (),
     make: Callable[[], nn.Module] = make_model,
     enough: str = "",
+    **options: Any,
 ) -> dict[str, Any]:
     """`slowness(worker, step)` is how often `SAMPLE_S` a sample takes. Worker k has no memory for more than `fits[k]`
     samples. Says (step, samples of this worker, workers) after every step, and returns the same for all of them. With
@@ -45,6 +46,7 @@ def train_unequal(
         global_batch=BATCH,
         seed=3,
         checkpoints=Checkpoints(every_s=None),
+        **options,
     )
     attempt: list[int] = []
     steps: list[tuple[int, int, list[int]]] = []

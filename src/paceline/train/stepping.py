@@ -109,9 +109,8 @@ class StepLoop:
         self._strategy.sparse.upcoming = lambda: self._look_ahead(place, batch)
         contribution = self._compute(loss_fn, batch)
         computed = time.monotonic()
-        busy_s = self._sharing.watch.read(
-            self._strategy.waited_s
-        )  # first of all: what follows is not this worker's work
+        # First of all: what follows is not this worker's work, and neither was waiting for the statistics of others.
+        busy_s = self._sharing.watch.read(self._strategy.waited_s)
         notice = self._sharing.noticed(self._headers.notice(place), busy_s, place.plan, self._ledger.book)
         agreement = self._strategy.reduce(contribution, notice)
         self._sharing.reduced(time.monotonic() - computed)
