@@ -310,3 +310,16 @@ def test_leases_that_a_founding_began_with_stand_and_others_are_done_again(tmp_p
             found = audit(reader.steps(), 48, 8)
     assert found.is_exact
     assert found.num_repeated_steps == 3
+
+
+def test_rows_of_a_checkpoint_count_in_the_run_that_made_them(tmp_path: Path) -> None:
+    """Another run, which began with that checkpoint, did nothing before it."""
+    restored = [step(3, 1), step(4, 2)]
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        journal.commit({}, plans=[plan(1, Start.FOUND), plan(3, Start.FOUND, 4)])
+        assert journal.own([*restored, step(5, 3)]) == [*restored, step(5, 3)]
+    other = tmp_path / "other"
+    other.mkdir()
+    with contextlib.closing(Journal(other)) as journal:
+        journal.commit({}, plans=[plan(1, Start.FOUND, 4)])
+        assert journal.own([*restored, step(5, 1)]) == [step(5, 1)]

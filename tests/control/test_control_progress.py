@@ -111,3 +111,28 @@ def test_who_inherits_drops_what_main_records() -> None:
     assert not taken.steps
     newcomer.recorded(Recorded(taken.number, 1, 2))
     assert [row.operation for row in newcomer.unrecorded().steps] == [3]
+
+
+def test_what_a_checkpoint_has_is_kept_until_it_is_sent() -> None:
+    """The founding began after it, so that by its number it seems to be recorded."""
+    keeper = ProgressKeeper("m")
+    early = keeper.take(False)
+    assert early is not None
+    keeper.restore([step(3), step(4)])
+    keeper.recorded(Recorded(early.number, 2, 4))
+    keeper.add(step(5, generation=2))
+    newcomer = ProgressKeeper("n")
+    newcomer.inherit(keeper.unrecorded())
+    for one in (keeper, newcomer):
+        taken = one.take(True)
+        assert taken is not None
+        assert [row.operation for row in taken.steps] == [3, 4, 5]
+        one.recorded(Recorded(taken.number, 2, 5))
+        assert one.num_unrecorded() == 0
+
+
+def test_where_there_is_no_database_nothing_is_kept() -> None:
+    keeper = ProgressKeeper("m", is_kept=False)
+    keeper.add(step(1))
+    keeper.add_metric(MetricRow(1, "a", 1.0))
+    assert keeper.num_unrecorded() == 0

@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
+from paceline.control.messages import NOTHING
+from paceline.control.progress import ProgressKeeper
 from paceline.data.order import Orders
 from paceline.testing.rehearsal import say
 from paceline.train import transfer
@@ -123,6 +125,23 @@ def train_and_kill_the_donor(founder: str, *arguments: Any) -> dict[str, Any]:
                 os.kill(pid, signal.SIGKILL)
 
     return train(*arguments, in_body=in_body)
+
+
+def train_unheard_until_a_checkpoint(founder: str, *arguments: Any) -> dict[str, Any]:
+    """The first worker to come sends no rows, and dies when there is a checkpoint."""
+    try:
+        with open(founder, "x"):
+            pass
+        ProgressKeeper.take = lambda *_: None  # type: ignore[method-assign]
+        is_first = True
+    except FileExistsError:
+        is_first = False
+
+    def in_body(session: Session) -> None:
+        if is_first and session._saver.newest_name() > NOTHING:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return train(*arguments, in_body=in_body, checkpoints=Checkpoints(every_s=None, every_steps=20))
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:

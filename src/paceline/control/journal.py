@@ -258,6 +258,14 @@ class Journal:
             for operation, generation, *rest, at in map(msgspec.structs.astuple, rows)
         ]
 
+    def own(self, rows: Iterable[StepRow]) -> list[StepRow]:
+        """The rows of steps that were made in this run. A run that began with the checkpoint of another one gets what
+        that one had not recorded: a founding makes no steps up to its base."""
+        with self._record_lock:
+            return [
+                row for row in rows if row.operation > self._foundings.get(self._founding_of(row.generation), NOTHING)
+            ]
+
     def reached(self) -> tuple[int, int, int]:
         """The generation of the newest founding, and the highest operations of a step and of a metric that are
         recorded in it."""

@@ -7,13 +7,15 @@ only one that is left. So what any worker keeps has no gap after what is recorde
 is under way; it is answered by `Recorded` when it is on disk.
 
 A run that lost all holders of its state is founded again from a checkpoint and repeats operations. What is recorded is
-therefore said for one *founding*, named by the generation of its plan: rows of earlier foundings are obsolete.
+therefore said for one *founding*, named by the generation of its plan: rows of earlier foundings are obsolete, but for
+those that the checkpoint has. They were settled when it was published, and are *restored* from it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
@@ -85,16 +87,20 @@ class Unrecorded(msgspec.Struct, frozen=True, array_like=True):
 
     steps: tuple[StepRow, ...] = ()
     metrics: tuple[MetricRow, ...] = ()
+    restored: tuple[StepRow, ...] = ()  # of earlier foundings, from the checkpoint that this one began with
 
 
 class ProgressKeeper:
     """Rows of one worker, until they are recorded. Used from any thread; nothing here waits."""
 
-    def __init__(self, member: str) -> None:
+    def __init__(self, member: str, *, is_kept: bool = True) -> None:
+        """Where there is no database, nothing is kept."""
         self._member = member
+        self._is_kept = is_kept
         self._lock = threading.Lock()
         self._steps: deque[StepRow] = deque(maxlen=MAX_ROWS)
         self._metrics: deque[MetricRow] = deque(maxlen=MAX_ROWS)
+        self._restored: tuple[StepRow, ...] = ()
         self._worker: WorkerRow | None = None
         self._remarks: deque[Remark] = deque(maxlen=MAX_ROWS)
         self._num_remarks = 0
@@ -104,15 +110,17 @@ class ProgressKeeper:
 
     def add(self, row: StepRow) -> None:
         with self._lock:
-            self._steps.append(row)
+            if self._is_kept:
+                self._steps.append(row)
 
     def add_metric(self, row: MetricRow) -> None:
         with self._lock:
-            self._metrics.append(row)
+            if self._is_kept:
+                self._metrics.append(row)
 
     def unrecorded(self) -> Unrecorded:
         with self._lock:
-            return Unrecorded(tuple(self._steps), tuple(self._metrics))
+            return Unrecorded(tuple(self._steps), tuple(self._metrics), self._restored)
 
     def inherit(self, rows: Unrecorded) -> None:
         """What another worker keeps, from before this one had the state."""
@@ -122,6 +130,13 @@ class ProgressKeeper:
             metrics = [row for row in rows.metrics if row not in self._metrics]
             self._steps = deque([*steps, *self._steps], maxlen=MAX_ROWS)
             self._metrics = deque([*metrics, *self._metrics], maxlen=MAX_ROWS)
+            self._restored = rows.restored
+
+    def restore(self, rows: Iterable[StepRow]) -> None:
+        """What was not recorded when the checkpoint was taken that the run begins with. By its number an operation is
+        recorded from the beginning, so these are kept until they are sent."""
+        with self._lock:
+            self._restored = tuple(rows)
 
     def describe(self, row: WorkerRow) -> None:
         with self._lock:
@@ -139,7 +154,7 @@ class ProgressKeeper:
                 return None
             self._number += 1
             self._is_main = is_main
-            steps = tuple(self._steps)[:MAX_SENT] if is_main else ()
+            steps = (*self._restored, *self._steps)[:MAX_SENT] if is_main else ()
             metrics = tuple(self._metrics)[:MAX_SENT] if is_main else ()
             remarks = tuple(self._remarks)[:MAX_SENT]
             self._under_way = Progress(self._member, self._number, steps, metrics, self._worker, remarks)
@@ -149,7 +164,8 @@ class ProgressKeeper:
         with self._lock:
             if self._under_way is None or self._under_way.number != answer.number:
                 return  # of an earlier connection; what it said will be said again
-            done = set(self._under_way.metrics)
+            done, sent = set(self._under_way.metrics), set(self._under_way.steps)
+            self._restored = tuple(row for row in self._restored if row not in sent)
             for _ in self._under_way.remarks:
                 self._remarks.popleft()
             self._under_way = None
@@ -168,4 +184,4 @@ class ProgressKeeper:
 
     def num_unrecorded(self) -> int:
         with self._lock:
-            return len(self._steps) + len(self._metrics)
+            return len(self._steps) + len(self._metrics) + len(self._restored)

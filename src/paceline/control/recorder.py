@@ -90,7 +90,7 @@ class Recorder:
             return
         try:
             self._journal.record(
-                [row for progress in waiting.values() for row in progress.steps],
+                self._journal.own(row for progress in waiting.values() for row in progress.steps),
                 [row for progress in waiting.values() for row in progress.metrics],
                 members,
                 run,

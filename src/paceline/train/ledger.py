@@ -101,6 +101,8 @@ class TrainingLedger:
                     f"has {self._length} samples; resume with the data that the run began with"
                 )
             self.swap(saving.tree_of(start))
+            if (rows := start.state.get(saving.UNRECORDED)) is not None and not self._leased:
+                self._progress.restore(decode(rows, tuple[StepRow, ...]))
             self._tell("resumed", f"from the checkpoint of operation {base}{self._go_on_in_steps(start)}")
 
     def _go_on_in_steps(self, start: Contents) -> str:
@@ -270,7 +272,13 @@ class TrainingLedger:
         cursor = self.book.cursor
         tree = {**self._whole(operation), "update": self.training.of_everything()}
         tree["book"]["unkept_best"] = None
+        tree[saving.UNRECORDED] = msgspec.msgpack.encode(self._unrecorded())
         return saving.contents_of(self._run, operation, (cursor.epoch, cursor.position), tree, plan)
+
+    def _unrecorded(self) -> list[StepRow]:
+        """The last step is settled when a checkpoint of it is published."""
+        rows = self._progress.unrecorded()
+        return [*rows.restored, *rows.steps, *([self.row] if self.row is not None else [])]
 
     def leave_behind(self, num_leases: int, step_on_servers: Callable[[], int]) -> Path | None:
         """Write what this worker holds on its own host; where. None if nothing was trained yet. Servers that are ahead

@@ -213,8 +213,9 @@ def tree_of(contents: Contents) -> dict[str, Any]:
     }
 
 
-_BESIDE = ("body", "book")  # what an update does not change
+UNRECORDED = "unrecorded"  # rows of steps that may not be in the run's database; older checkpoints have none
+_BESIDE = ("body", "book", UNRECORDED)  # what an update does not change
 
 
 def _beside(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: state[key] for key in _BESIDE}
+    return {key: state[key] for key in _BESIDE if key in state}

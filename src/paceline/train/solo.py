@@ -19,7 +19,7 @@ class Solo:
     """Gives the machine the one plan there can be, and lets it go at the end."""
 
     def __init__(self, machine: Member, card: Card, base: int, act: Callable[[Action], None]) -> None:
-        self.progress = ProgressKeeper(machine.name)
+        self.progress = ProgressKeeper(machine.name, is_kept=False)
         self._machine = machine
         self._plan = Plan(1, Start.FOUND, (Seat(card),), base)
         self._act = act
