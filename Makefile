@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-runs test-parts check lint types bench soak simulate chaos torch-suite torch-tools clean
+.PHONY: demo test test-runs test-parts test-hosts check lint types bench soak simulate chaos torch-suite torch-tools clean
 
 demo: $(READY)
 	$(BIN)/python examples/elastic.py
@@ -20,6 +20,10 @@ test-runs: $(READY)
 
 test-parts: $(READY)
 	$(BIN)/python -m pytest $(RUNS:%=--ignore=%)
+
+# Whole runs over several hosts (network namespaces, so root is needed), which lose workers, hosts and coordinators.
+test-hosts: $(READY)
+	$(BIN)/python -m pytest --override-ini=addopts= -ra -m hosts tests/engine
 
 check: lint types test
 

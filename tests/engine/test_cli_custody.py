@@ -22,6 +22,7 @@ from custody_runs import (
 from paceline.testing import netlab
 
 pytestmark = [
+    pytest.mark.hosts,
     pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or ""),
     pytest.mark.timeout(300),  # several hosts begin and end their processes more than once
 ]

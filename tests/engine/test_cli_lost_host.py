@@ -23,6 +23,7 @@ from paceline.engine.base import HALTED
 from paceline.testing import netlab
 
 pytestmark = [
+    pytest.mark.hosts,
     pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or ""),
     pytest.mark.timeout(300),  # several hosts begin and end their processes more than once
 ]

@@ -15,7 +15,10 @@ from paceline.testing import netlab
 from paceline.testing.fleet import Fleet
 from paceline.testing.netlab import Host, Netlab
 
-pytestmark = pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or ""),
+]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from paceline.control.client import way_to_custody
 from paceline.control.config import Config
 from paceline.control.coordinator_events import Settings
 from paceline.control.disk import Cosmetic
-from paceline.control.journal import JournalError
+from paceline.control.journal import DATABASE, JournalError
 from paceline.control.labels import LABELS_FILE
 from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket
@@ -204,6 +204,8 @@ def find_lost(place: Place) -> str:
     """What the run has lost for good, in words; empty if nothing."""
     from paceline.watch.losses import find_lost as find
 
+    if not (place.folder / DATABASE).exists():
+        return ""  # a script without a session has nothing to lose
     try:
         with RunReader(place.folder) as reader:
             return str(find(reader) or "")
