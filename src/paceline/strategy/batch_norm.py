@@ -120,6 +120,7 @@ class SyncedNorms:
         self.waited_s += time.monotonic() - began
         trouble = judge_roll([(int(have), int(pieces)) for have, pieces in roll.tolist()], lambda r: describe(group, r))
         if trouble:
+            _wait_until_seen(group)
             raise StrategyError(f"step {step}: {trouble}")
         return int((roll[:, 0] > 0).sum()) > 1
 
@@ -147,8 +148,16 @@ class SyncedNorms:
             self.waited_s += time.monotonic() - began
         total, squares = block[0, -2:].tolist()
         if group.size * squares != total * total:  # equal only if all tags are
+            _wait_until_seen(group)
             raise Disagreement(f"{where}: another worker is at another layer; {_ALIKE}")
         return block[0, :-2].view(sums.shape)
+
+
+def _wait_until_seen(group: Group) -> None:
+    """Until all members have seen what is wrong. Else the first to end because of it would look like a death to one
+    that is still reading, which would try again with whoever is left."""
+    with contextlib.suppress(GroupError):
+        group.barrier()
 
 
 def norms_for(name: str, modules: Mapping[str, torch.nn.Module]) -> SyncedNorms | None:
