@@ -101,6 +101,10 @@ def visit_rudely(address: tuple[str, int] | str, behave: Callable[[socket.socket
             read_to_end(sock)
 
 
+# Leave without a word: over the network that is no attack, but a look whether somebody is there.
+SPEECHLESS = ["closes at once", "resets"]
+
+
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "paceline.wire"]
 
@@ -117,12 +121,24 @@ def assert_refused_once(
     assert_serves(endpoint)
 
 
-@pytest.mark.parametrize("behaviour", RUDE)
+@pytest.mark.parametrize("behaviour", [behaviour for behaviour in RUDE if behaviour not in SPEECHLESS])
 def test_strangers_are_refused_logged_once_and_the_next_visitor_is_served(
     behaviour: str, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = lambda: visit_rudely(endpoint.address, RUDE[behaviour])  # noqa: E731
     assert_refused_once(endpoint, endpoint.address, caplog, stranger)
+
+
+@pytest.mark.parametrize("behaviour", SPEECHLESS)
+def test_who_only_looks_whether_somebody_listens_is_not_logged(
+    behaviour: str, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Members find out in this way whom they can reach."""
+    for _ in range(3):
+        visit_rudely(endpoint.address, RUDE[behaviour])
+    eventually(lambda: num_welcomes() == 0, "the handshakes end")
+    assert_serves(endpoint)
+    assert refusals(caplog) == []
 
 
 @pytest.mark.parametrize("behaviour", SILENT)

@@ -280,10 +280,10 @@ class Endpoint:
     def _welcome(self, connection: Connection, origin: str) -> None:
         try:
             deadline = Deadline(HANDSHAKE_S, f"handshake with {connection.peer}")
+            if not connection.is_local and _only_looked(connection, deadline):
+                connection.close()
+                return
             if self.tls and not connection.is_local:
-                if _only_looked(connection, deadline):
-                    connection.close()
-                    return
                 connection = wrap_tls(connection, self.credentials.identity.server_context, deadline, server=True)
             visitor = handshake.receive_visitor(connection, self.credentials, deadline=deadline)
         except WireError as error:
