@@ -191,6 +191,8 @@ class Host:
     def mend(self) -> None:
         """Plug the cable in again."""
         self._set_port("up")
+        # A look for a neighbour that began while the cable was out would fail, and with it what is sent from now on.
+        _batch(["ip", "-n", self.name], ["neigh flush dev eth0"])
 
     def lose(self, other: Host) -> None:
         """Let vanish whatever this host sends to another one; what the other sends still arrives."""
