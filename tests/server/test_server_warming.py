@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -70,3 +72,18 @@ def test_a_server_without_room_for_tables_serves_all_the_same(monkeypatch: pytes
     monkeypatch.setattr(warming, "_live", live)
     warming.warm_up()
     assert set(tried) == set(ELEMENTWISE)
+
+
+def test_a_request_to_leave_that_came_while_it_warmed_up_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the exit was swallowed, as Python does in callbacks: a server that joined would not be asked again."""
+    asked = threading.Event()
+
+    def swallow() -> None:
+        with contextlib.suppress(SystemExit):
+            process._end(0, None)
+
+    monkeypatch.setattr(process, "_asked_to_leave", asked)
+    monkeypatch.setattr(warming, "warm_up", swallow)
+    monkeypatch.setattr(member, "ServerProcess", lambda _: pytest.fail("it joined"))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert process._serve(None, 0) == 0  # type: ignore[arg-type]

@@ -26,7 +26,8 @@ _asked_to_leave = threading.Event()
 
 
 def _end(_: int, __: FrameType | None) -> None:
-    """Nothing is held here yet."""
+    """Nothing is held here yet. Where Python swallows the exit (in a callback of torch, say), it is still known."""
+    _asked_to_leave.set()
     sys.exit(0)
 
 
@@ -53,6 +54,8 @@ def _serve(ticket: Ticket, parent: int) -> int:
 
     warm_up()
     signal.signal(signal.SIGTERM, _leave)
+    if _asked_to_leave.is_set():
+        return 0
     process = ServerProcess(ticket)
     poll = select.poll()
     poll.register(parent, select.POLLIN)
