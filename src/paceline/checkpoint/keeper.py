@@ -43,6 +43,7 @@ from paceline.checkpoint.files import Contents
 from paceline.checkpoint.pending import Pending, Stage
 from paceline.checkpoint.snapshot import Buffers
 from paceline.checkpoint.stores import LocalStore, Store
+from paceline.custody.moving import CustodyError
 from paceline.custody.shelf import Mode, Rules
 
 _log = logging.getLogger(__name__)
@@ -335,6 +336,10 @@ class Keeper:
                 del self._new_scores[operation]
         try:
             removed = self._store.tidy(scores, published)
+        except CustodyError:  # it is tidied with the next checkpoint
+            with self._changed:
+                self._new_scores = {**scores, **self._new_scores}
+            return
         except Exception as error:
             self._fail(None, error)
             return

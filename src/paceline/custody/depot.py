@@ -107,7 +107,11 @@ class Depot:
             return otherwise
 
     def tidy(self, asked: Tidying) -> list[str]:
-        removed: list[str] = self.ask("tidy", asked, list[str])
+        """Asked once: what is too many now is so after the next checkpoint too, and who halts must not wait for it."""
+        try:
+            removed: list[str] = self.ask_once("tidy", asked, list[str])
+        except (WireError, CallFailed) as error:
+            raise CustodyError(f"tidy: {error}") from error
         return removed
 
     def set_aside(self, operations: Sequence[int]) -> list[str]:
