@@ -4,7 +4,7 @@ When a process ends, each of its threads lets go of the memory and then of its d
 go of the memory frees it, which takes tens of milliseconds for a process that trains and seconds for a large one, and
 only then lets go of its table. So a connection in the table that all threads share tells of a death that late. The
 guardian has unshared its table: either it is not the last thread, and what it holds is closed at once; or it is, and
-then the shared table is closed before. Whoever watches one connection of each hears of the death within a millisecond.
+then the shared table is closed before. Whoever watches one connection of each hears of the death before that.
 
     kept = guardian.keep(connection.fileno())      then close the own copy: the guardian's is the only one
     guardian.drop(kept)
