@@ -224,7 +224,8 @@ class _Watch:
         self._signal_all()
         for process in self._processes:
             process.join(KILLED_S)
-        if get_sharing_strategy() == "file_descriptor":  # otherwise names are in use, and torch's own helper keeps them
+        # By the other strategy names are in use, and a helper of torch's keeps them.
+        if get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
             _unlink_memory({process.pid for process in self._processes if process.exitcode is not None})
 
     def stop(self) -> None:
