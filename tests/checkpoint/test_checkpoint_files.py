@@ -385,3 +385,26 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
         files.publish(partial, tmp_path, 7)
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         files.write_partial(tmp_path, files.prepare(contents()))
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_one_that_takes_the_place_of_another_leaves_no_moment_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    """But where the file system cannot exchange two names."""
+    write(tmp_path, contents(7))
+    seen = []
+    remove = shutil.rmtree
+
+    def look(path: Path, **options: Any) -> None:
+        seen.append(names_in(tmp_path))
+        remove(path, **options)
+
+    monkeypatch.setattr("paceline.custody.partial.shutil.rmtree", look)
+    if not can_exchange:
+        monkeypatch.setattr("paceline.custody.partial._exchange", lambda *_: False)
+    other = contents(7, epoch=3)
+    write(tmp_path, other)
+    assert ["step-000000007" in names for names in seen] == [can_exchange]
+    assert names_in(tmp_path) == ["step-000000007"]
+    assert_same(read(tmp_path / "step-000000007"), other)

@@ -11,9 +11,11 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import textwrap
 import time
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,25 @@ def test_batches_are_the_same_through_kills(killed: str) -> None:
             other = none.fetch(plan[position], after(plan, position))
             assert torch.equal(one["index"], other["index"])
             assert torch.equal(one["drawn"], other["drawn"])
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_nothing_of_loader_workers_is_left(is_asked: bool) -> None:
+    """A name of shared memory, as it is left by one that is killed between making it and taking the name away; and
+    folders of multiprocessing."""
+    plan = works(0, 0, batches_of(list(range(8)), 4))
+    with Loader(Augmented(), seed=3, options=TWO) as loader:
+        loader.fetch(plan[0], after(plan, 0))
+        folders = set(Path(tempfile.gettempdir()).glob("pymp-*"))
+        names = [Path(f"/dev/shm/torch_{pid}_123_4") for pid in children()]
+        assert len(names) == 2
+        for name in names:
+            name.touch()
+        if not is_asked:
+            os.kill(children()[0], signal.SIGKILL)
+        loader.fetch(plan[1], after(plan, 1))
+    assert [name for name in names if name.exists()] == []
+    assert set(Path(tempfile.gettempdir()).glob("pymp-*")) <= folders | {Path(get_temp_dir())}
 
 
 @pytest.mark.parametrize("others", [0, 1])

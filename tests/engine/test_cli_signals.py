@@ -211,6 +211,11 @@ def test_a_signal_to_all_processes_while_they_start(tmp_path: Path, number: sign
         assert "was interrupted" in command.err
 
 
+def heed_ctrl_c() -> None:
+    """Whoever runs the tests in the background of a shell has SIGINT ignored, and so has every process after it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGTERM, 2), (signal.SIGINT, 1)])
 def test_a_signal_to_the_group_of_a_script_alone(tmp_path: Path, number: signal.Signals, times: int) -> None:
     """Its loader workers are in the group. `timeout` sends the signal to its child, and then to the group."""
@@ -225,6 +230,7 @@ def test_a_signal_to_the_group_of_a_script_alone(tmp_path: Path, number: signal.
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=heed_ctrl_c,
         )
 
     with start(ENDLESS) as process:

@@ -16,7 +16,7 @@ import engine_tasks
 import pytest
 
 from paceline import engine
-from paceline.engine import LaunchFailed, launch, task, worker
+from paceline.engine import LaunchFailed, folders, launch, task, worker
 from paceline.engine.events import Outcome, Result
 from paceline.engine.folders import Place
 
@@ -157,3 +157,31 @@ def test_what_a_lost_worker_raised_is_no_value(caplog: pytest.LogCaptureFixture)
     finally:
         results.close()
     assert "w1 returned nothing, it raised: ValueError: another model" in caplog.text
+
+
+def test_a_strict_run_that_ends_without_a_worker_has_failed(tmp_path: Path) -> None:
+    results = launching.Results(b"task")
+    place = folders.claim(tmp_path, "a")
+    try:
+        ended = Outcome(Result.ENDED, 3, missing=("w1 was refused: another model",))
+        with pytest.raises(LaunchFailed, match="a ended without a worker that it was asked to have: w1 was refused"):
+            launching._conclude(ended, [], results, place, 2)
+    finally:
+        place.close()
+        results.close()
+
+
+LOSS = "2 updates, 16 samples, of parameters whose last copy died with a server"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_was_lost_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], strict: bool
+) -> None:
+    monkeypatch.setattr("paceline.engine.running.find_lost", lambda _: LOSS)
+    if strict:
+        with pytest.raises(LaunchFailed, match=f"the run a has ended, but lost {LOSS}; logs: "):
+            launch(engine_tasks.rank_times, 1, workers=1, name="a", folder=tmp_path, strict=True)
+    else:
+        assert launch(engine_tasks.rank_times, 1, workers=1, name="a", folder=tmp_path)[0][0] == 0
+    assert (f"paceline: the run a has ended\nlost: {LOSS}" in capfd.readouterr().err) is not strict

@@ -5,12 +5,14 @@ by the process that works on it. The kernel drops the lock when that process die
 the lock of a partial folder may remove it. A folder whose lock cannot be asked for (a file system without locks)
 is left alone.
 
-Invariant: a checkpoint appears under its name by one rename of a complete, synced folder, and disappears by one rename.
+Invariant: a checkpoint appears under its name by one rename of a complete, synced folder, and disappears by one rename;
+where it takes the place of another of that name, both happen in one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import enum
 import fcntl
 import os
@@ -22,6 +24,8 @@ from paceline.wire.descriptors import Fd, creating
 
 PREFIX = ".partial-"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+_libc = ctypes.CDLL(None)
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -49,10 +53,21 @@ class Partial:
         return _open(self.path / name, _FILE)
 
     def publish(self, final: Path) -> None:
-        """Give the folder its name. One that has this name already is removed first: a death in between leaves none of
-        the two, and never half of one."""
+        """Give the folder its name. One that has this name already changes places with it, so that there is one at any
+        time, also for who reads meanwhile; where the file system cannot do that, it is removed first: a death in
+        between leaves none of the two, and never half of one."""
         os.fsync(self._fd.fileno())
         if final.is_dir():
+            replaced = _open(final, _FOLDER)
+            try:
+                _lock(replaced)  # under its next name it would be swept
+                if _exchange(self.path, final):
+                    sync_folder(final.parent)
+                    shutil.rmtree(self.path, ignore_errors=True)
+                    self._fd.close()
+                    return
+            finally:
+                replaced.close()
             retire(final)
         os.rename(self.path, final)
         sync_folder(final.parent)
@@ -99,6 +114,13 @@ def sync_folder(path: Path) -> None:
         os.fsync(fd.fileno())
     finally:
         fd.close()
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Two names change places, at once. Not every file system can do that."""
+    if not hasattr(_libc, "renameat2"):
+        return False
+    return bool(_libc.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)
 
 
 def _open(path: Path, flags: int) -> Fd:

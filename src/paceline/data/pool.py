@@ -13,6 +13,8 @@ next one.
 - **Parents.** A loader worker dies with its trainer by the kernel's hand (PR_SET_PDEATHSIG). That means the thread that
   started it, so the same thread starts and watches them. One that is not the trainer's own child (forkserver) waits for
   the trainer's pidfd.
+- **Nothing left.** Torch makes a piece of shared memory under a name, and takes the name away at once; who is killed in
+  between leaves it. So the names of all that were killed are taken away. Their folder for sockets is the trainer's.
 
 Built on the iterator of torch's DataLoader, which offers no public way to any of this.
 """
@@ -24,15 +26,18 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import select
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing.util import get_temp_dir
 from typing import Any, NamedTuple
 
 from torch._C import _remove_worker_pids
+from torch.multiprocessing import get_sharing_strategy
 
 from paceline.wire.descriptors import Fd, creating, eventfd, register
 
@@ -42,6 +47,8 @@ QUIET = (signal.SIGTERM, signal.SIGINT)
 ASKED_S = 5.0  # for loader workers to end by themselves
 KILLED_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_MEMORY = "/dev/shm"
+_MEMORY_NAME = re.compile(r"torch_(\d+)_")
 
 
 class Death(NamedTuple):
@@ -174,6 +181,7 @@ class _Watch:
             self._wait()
 
     def _begin(self) -> None:
+        get_temp_dir()  # theirs too, then, instead of one of each that nobody removes when it is killed
         answers: Any = self._make()
         self._processes = list(answers._workers)
         with creating:
@@ -216,6 +224,9 @@ class _Watch:
         self._signal_all()
         for process in self._processes:
             process.join(KILLED_S)
+        # By the other strategy names are in use, and a helper of torch's keeps them.
+        if get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
+            _unlink_memory({process.pid for process in self._processes if process.exitcode is not None})
 
     def stop(self) -> None:
         """After the loader workers are gone, which die with this thread."""
@@ -272,6 +283,15 @@ class Beginning:
         except ProcessLookupError:
             os._exit(1)
         threading.Thread(target=_die_after, args=(trainer,), name="paceline-loader-parent", daemon=True).start()
+
+
+def _unlink_memory(pids: set[int]) -> None:
+    """What these processes, which are gone, have left: files with names torch_PID_..."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_MEMORY):
+            if (match := _MEMORY_NAME.match(name)) and int(match[1]) in pids:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{_MEMORY}/{name}")
 
 
 def _die_after(process: int) -> None:
