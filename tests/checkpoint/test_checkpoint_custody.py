@@ -40,13 +40,15 @@ class Host:
         self.checkpoints = folder / "checkpoints"
         self.refusal = ""
         self.is_down = False
+        self.num_unanswered = 0  # so many visits more
         self.num_visits = 0
         self._ends: list[Connection] = []
         self._threads: list[threading.Thread] = []
         self._custodian = Custodian(folder, lambda _: self.refusal)
 
     def connect(self, role: str) -> Connection:
-        if self.is_down:
+        if self.is_down or self.num_unanswered:
+            self.num_unanswered -= not self.is_down
             raise AddressError("nobody there")
         self.num_visits += 1
         mine, theirs = socket.socketpair()
@@ -294,6 +296,20 @@ def test_a_bad_one_is_put_aside_at_the_runs_host(host: Host, tmp_path: Path) -> 
     assert_same(newest, contents(3))
     assert host.operations() == [3]
     assert "operation 6" in told[0]
+
+
+def test_a_host_that_does_not_answer_at_first_is_not_taken_for_one_without_checkpoints(
+    host: Host, tmp_path: Path
+) -> None:
+    """Else a worker that is the last one would begin the run anew, and put all that is there aside."""
+    write(host.checkpoints, contents(3))
+    host.num_unanswered = 2
+    assert saver_of(host, tmp_path, []).newest_name() == 3
+    host.is_down = True
+    own = tmp_path / "guest"
+    saver = Saver(Checkpoints(), own, lambda *_: None, own=own, depot=host.depot(retry_s=0.1))
+    with pytest.raises(CustodyError, match="the run's host was not reached"):
+        saver.newest_name()
 
 
 def test_a_host_that_is_away_makes_no_checkpoint_a_bad_one(host: Host, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from paceline.control import founding
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Disconnected, Event, Remember, Settings, Standing, Tick
 from paceline.control.founding import likely_cause
-from paceline.control.messages import AgentReport, Introduction, Phase, Report, Start, Vitals
+from paceline.control.member import Member
+from paceline.control.member_events import Broke, Formed, Staged
+from paceline.control.messages import AgentReport, Directive, Introduction, Phase, Report, Start, Verdict, Vitals
 from paceline.control.roster import Fate
 from paceline.wire.card import Card
 
@@ -360,11 +362,18 @@ def test_where_to_look_first(difference: str, cause: str) -> None:
 
 def test_a_newcomer_that_got_the_state_proves_to_the_next_coordinator_that_the_switch_was_made(table: Table) -> None:
     """C came by a switch that all have made; the coordinator dies before it hears of it, and A and B with it. C alone
-    holds the state: the run goes on from it."""
-    plan = join(table, "C")["plan"]
+    holds the state, and works in no generation any more, because its group broke: the run goes on from it."""
+    join(table, "C")
+    member, pending = Member("C"), table.machine.standing.pending
+    assert pending is not None
+    generation = pending.generation
+    member.handle(Directive(1, 1, "C", Verdict.KNOWN, plan=pending))
+    for event in (Formed(generation), Staged(generation, 7), Broke(generation, ("A", "B"))):
+        member.handle(event)
+    broken = msgspec.structs.asdict(member.report())
+    for name in ("member", "number", "term", "introduction"):
+        del broken[name]
     table.restart()
-    broken = {"phase": Phase.ACTIVE, "plan": plan, "formed": plan, "generation": plan, "applied": 7}
-    broken |= {"fenced": plan + 1, "broken": plan, "suspects": ("A", "B")}
     for _ in range(10):  # longer than it listens, shorter than the silence deadline
         table.report("C", **broken)
         wait(table, 0.2)

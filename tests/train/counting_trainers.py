@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from paceline.testing.counting import Counting
 from paceline.testing.rehearsal import say, worker_number
+from paceline.train import transfer
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
@@ -23,8 +26,9 @@ class Case(NamedTuple):
     strategy: str = "server"
 
 
-def train(case: Case) -> dict[str, Any]:
-    """Says its step after each lease; returns what is wrong with what this worker saw."""
+def train(case: Case, in_body: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+    """Says its step after each lease; returns what is wrong with what this worker saw. `in_body` is told how many
+    leases this worker has done."""
     counting = case.counting
     torch.manual_seed(1)
     model = counting.model()
@@ -48,6 +52,7 @@ def train(case: Case) -> dict[str, Any]:
                 session.step(loss_fn, batch)
                 num_own += 1
                 say(session.steps)
+                in_body(num_own)
             faults += [
                 f"after epoch {epoch.number}: {one}"
                 for one in counting.faults_of_model(model.state_dict(), epoch.number + 1)
@@ -61,3 +66,20 @@ def train(case: Case) -> dict[str, Any]:
         "lowest": counts.amin(0).tolist(),
         "highest": counts.amax(0).tolist(),
     }
+
+
+def train_and_give_late(case: Case, num_meanwhile: int) -> dict[str, Any]:
+    """What this worker gives to others leaves it only when it has done so many leases."""
+    send, is_late = transfer.send, threading.Event()
+
+    class Late:
+        def __init__(self, group: Any) -> None:
+            self._group = group
+
+        def send(self, *arguments: Any, **options: Any) -> None:
+            if not is_late.wait(30.0):
+                raise TimeoutError(f"there were no {num_meanwhile} leases")
+            self._group.send(*arguments, **options)
+
+    transfer.send = lambda group, rank, parcel: send(Late(group), rank, parcel)  # type: ignore[arg-type]
+    return train(case, in_body=lambda num_own: is_late.set() if num_own == num_meanwhile else None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from counting_trainers import Case, train
+from counting_trainers import Case, train, train_and_give_late
 from test_train_leases import wait_for_leases
 from test_train_servers import settings_for
 
@@ -81,6 +81,15 @@ def test_going_on_from_any_checkpoint_loses_and_repeats_nothing(tmp_path: Path, 
         check_checkpoints(folder, counting)
         num_resumed += 1
     assert num_resumed >= 3
+
+
+def test_a_worker_that_gets_the_state_while_others_do_leases_gets_it_whole(tmp_path: Path) -> None:
+    """The founder does not wait for the other one: it has new values, twice over, before the first tensor leaves."""
+    case = Case(TABLE, "async", epochs=2)
+    with Rehearsal(train_and_give_late, case, 5, workers=2, folder=tmp_path, settings=settings_for(2, 1)) as run:
+        check_results(run.finish(), case)
+        with run.reader() as reader:
+            assert [plan.start for plan in reader.plans()] == ["found"], "nothing broke"
 
 
 def test_a_run_that_is_stopped_in_an_epoch_has_all_that_was_done_in_its_last_checkpoint(tmp_path: Path) -> None:

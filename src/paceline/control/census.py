@@ -59,14 +59,13 @@ class Census:
         return [self.records[member] for member in seats]
 
     def has_begun(self, pending: Plan, current: Plan) -> bool:
-        """Whether the switch was made by one that lives or has died: it works there, or got the state there. A
-        coordinator that comes back may hear of it from a newcomer alone."""
+        """Whether the switch was made by one that lives or has died: it works there, or got the state there, also if
+        its group broke since and it works nowhere now. A coordinator that comes back may hear of it from a newcomer
+        alone."""
         if any(record.report.generation == pending.generation for record in self.of(current)):
             return True
         newcomers = (record for record in self.of(pending) if current.rank_of(record.member) < 0)
-        return any(
-            record.report.generation == pending.generation and record.report.applied > NOTHING for record in newcomers
-        )
+        return any(record.report.applied > NOTHING for record in newcomers)
 
     def has_witness(self, newcomer: Record) -> bool:
         """Whether somebody that lives has the facts that newcomers are compared with."""

@@ -58,7 +58,7 @@ class TrainingLedger:
         self.in_loop = False
         self._length = length
         self._batch = batch
-        self._leased = leased
+        self._leased = self.goes_on = leased
         self._tell = tell
         self._resumes = resumes
         self._has_looked = False

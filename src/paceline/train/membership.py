@@ -46,7 +46,7 @@ from paceline.control.member_events import (
 )
 from paceline.control.messages import Phase, Plan, Start, Verdict
 from paceline.control.progress import ProgressKeeper
-from paceline.errors import GroupError, Mismatch, PacelineError, WireError
+from paceline.errors import GroupError, Mismatch, PacelineError, ProtocolError, WireError
 from paceline.placement.placement import Placement
 from paceline.train import transfer
 from paceline.train.errors import Evicted, Orphaned, Refused, RunFailed
@@ -87,6 +87,8 @@ class Client(Protocol):
 
 class Ledger(Protocol):
     """What the session lets happen to the training state; called on the training thread only."""
+
+    goes_on: bool  # whether the state changes while a gift is on its way: the next lease needs nobody
 
     def look_for_start(self) -> int:
         """The operation that this worker could found the run from: of the newest checkpoint."""
@@ -312,13 +314,13 @@ class Membership:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def _give(self, action: Give) -> None:
-        """Send in the background: what is sent does not change before the receiver has it, because the next operation
-        needs the receiver."""
+        """Send in the background. What is sent does not change before the receiver has it: the next operation needs the
+        receiver, and where leases come before that, a copy is sent."""
         group = self._groups.get(action.plan.generation)
         if group is None:
             return
         # Here and not in the thread, so that what cannot be sent is an error of the script that put it there.
-        parcel = transfer.pack(self._ledger.gift(action.whole))
+        parcel = transfer.pack(self._ledger.gift(action.whole), copies=self._ledger.goes_on)
         rank = action.plan.rank_of(action.to)
 
         def send() -> None:
@@ -344,6 +346,9 @@ class Membership:
         try:
             self._gift = transfer.receive(group, plan.rank_of(action.source), self._staging)
         except (GroupError, WireError) as error:
+            # The end of the group is told by who sees the cause; what arrived as it should not is seen here only.
+            level = logging.WARNING if isinstance(error, ProtocolError) else logging.DEBUG
+            logger.log(level, "the state that generation %d begins with: %s", plan.generation, error)
             self._client.post(Broke(plan.generation, *blamed(error)))
             return None
         finally:

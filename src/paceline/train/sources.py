@@ -131,10 +131,13 @@ class Distant:
     def __init__(self, depot: Depot, staging: Path) -> None:
         self._depot = depot
         self._staging = staging
-        self._known: list[int] = []  # as of the last answer
+        self._known: list[int] | None = None  # as of the last answer
 
     def operations(self) -> list[int]:
-        self._known = self._depot.operations_now(self._known)
+        """Without any answer yet, this waits for one: who takes no answer for no checkpoint would begin the run anew,
+        and put aside all that there are."""
+        known = self._known
+        self._known = self._depot.operations() if known is None else self._depot.operations_now(known)
         return self._known
 
     def newest(self, tell: Tell) -> Contents | None:

@@ -45,10 +45,13 @@ class Parcel(NamedTuple):
     tensors: dict[str, torch.Tensor]
 
 
-def pack(value: Any) -> Parcel:
-    """A tree of state, ready to be sent; `TypeError`, naming the place, for what cannot be. Tensors stay where they
-    lie."""
-    return Parcel(*tree.flatten(value))
+def pack(value: Any, *, copies: bool = False) -> Parcel:
+    """A tree of state, ready to be sent; `TypeError`, naming the place, for what cannot be. Its tensors stay where they
+    lie unless it `copies` them."""
+    document, tensors = tree.flatten(value)
+    if copies:
+        tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return Parcel(document, tensors)
 
 
 def send(group: Group, rank: int, parcel: Parcel) -> None:
