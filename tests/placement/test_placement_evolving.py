@@ -15,7 +15,7 @@ NAMES = "abcd"
 
 
 def alive(names: str, **said: Heard) -> dict[str, Heard]:
-    return {name: said.get(name, Heard()) for name in names}
+    return {name: said.get(name, Heard(1)) for name in names}
 
 
 def step(now: Replicas, heard: dict[str, Heard], *wanted: str, version: int = 9) -> Replicas:
@@ -79,6 +79,31 @@ def test_the_death_of_the_heir_ends_the_hand_over() -> None:
     begun = step(of("a", "b"), alive("ab"), "b", "a")
     after = step(begun, alive("a"), "a", version=10)
     assert after == of("a")
+
+
+def test_nothing_is_handed_over_to_who_has_not_spoken_since_the_coordinator_came_back() -> None:
+    now, silent = of("a", "b"), Heard()
+    assert not step(now, alive("ab", b=silent), "b").handing
+    begun = step(now, alive("ab"), "b")
+    assert begun.handing == "b"
+    handed = Heard(9, frozenset(), frozenset({0}))
+    waiting = step(begun, alive("ab", a=handed, b=silent), "b", version=10)
+    assert waiting.primary.server == "a"  # it may be asked to leave: then this is the last copy that surely lives
+    assert step(waiting, alive("ab", a=handed), "b", version=11).primary.server == "b"
+    assert step(waiting, alive("a", a=handed), "a", version=11) == of("a")
+
+
+def test_no_copy_is_let_go_while_one_of_those_that_stay_has_not_spoken() -> None:
+    now, silent = of("a", "b", "c"), Heard()
+    assert step(now, alive("abc", a=silent), "a", "b") == now
+    assert step(now, alive("abc", b=silent), "a", "b") == now
+    assert step(now, alive("abc", c=silent), "a", "b") == of("a", "b")
+
+
+def test_the_heir_of_a_dead_primary_is_rather_one_that_has_spoken() -> None:
+    now = of("a", "b", "c")
+    assert step(now, alive("bc", b=Heard()), "b", "c").primary.server == "c"
+    assert step(now, alive("bc", b=Heard(), c=Heard()), "c", "b").primary.server == "c"
 
 
 def test_a_primary_brings_up_only_so_many_at_a_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from table_trainers import BATCH, LENGTH, STEPS, Case, alone, train
 from test_train_servers import check_nothing_left, settings_for
 from torch import nn
 
+from paceline.control.member import Member
+from paceline.control.messages import Directive, Verdict
 from paceline.testing.rehearsal import Rehearsal
+from paceline.train.membership import Membership, Released
 from paceline.train.session import Session
 from paceline.watch.audit import audit
 
@@ -25,6 +29,29 @@ ASYNC = Case("server", "adamw", consistency="async")
 def num_leases(run: Rehearsal) -> int:
     with run.reader() as reader:
         return len(reader.steps())
+
+
+class Looking:
+    """What a membership asks of its client here."""
+
+    def __init__(self, machine: Member) -> None:
+        self._machine = machine
+
+    def look(self, question: Callable[[Member], Any]) -> Any:
+        return question(self._machine)
+
+
+def test_a_worker_that_is_told_to_go_waits_for_no_server() -> None:
+    """The run may end, and its servers with it, while a worker that was let go is at its last push."""
+    machine = Member("A")
+    membership = Membership(machine, "test")
+    membership.connect(Looking(machine), None, None)  # type: ignore[arg-type]
+    membership.check_wait()
+    for action in machine.handle(Directive(1, 1, "A", Verdict.RELEASED, "left the run")):
+        membership.act(action)
+    membership.check()  # what it computes it may finish
+    with pytest.raises(Released, match="left the run"):
+        membership.check_wait()
 
 
 def wait_for_leases(run: Rehearsal, count: int) -> None:

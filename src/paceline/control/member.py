@@ -108,6 +108,12 @@ class Member:
     def holds_state(self) -> bool:
         return self.applied > NOTHING
 
+    @property
+    def is_dismissed(self) -> bool:
+        """Told to go, with something left undone: others do it, and the servers may be gone by then. So it waits for
+        nothing any more."""
+        return self._verdict is not None and self.phase is not Phase.ENDED
+
     def report(self) -> Report:
         self._number += 1
         return Report(
@@ -143,16 +149,7 @@ class Member:
         self._actions = []
         if self._verdict is None or isinstance(event, Ready):
             getattr(self, f"_on_{type(event).__name__.lower()}")(event)
-        elif isinstance(event, Directive) and (event.term, event.number) > self._order:
-            self._order = (event.term, event.number)
-            self._follow(event)  # who was let go may be at its last lease, and servers may die meanwhile
         return self._actions
-
-    def _follow(self, directive: Directive) -> None:
-        placement = directive.placement
-        if placement is not None and placement.version > self._placement:
-            self._placement = placement.version
-            self._do(Adopt(placement))
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)
@@ -218,7 +215,10 @@ class Member:
         if directive.leave and not self.leaving:
             self.leaving = True
         self.stop_asked = self.stop_asked or directive.stop
-        self._follow(directive)  # before a plan that may need it
+        placement = directive.placement
+        if placement is not None and placement.version > self._placement:
+            self._placement = placement.version
+            self._do(Adopt(placement))  # before a plan that may need it
         if directive.survey is not None and directive.survey.number > self._survey:
             self._survey = directive.survey.number
             self._do(Reach(directive.survey))

@@ -11,6 +11,9 @@ Every change of a range goes through the same few moves, each of which loses not
     start anew   nobody that lives has the range: empty, to be loaded by a worker
 
 A death in the middle of any of these is an ordinary event: the next call sees who is left.
+
+A server that has said nothing yet, because the coordinator has just come back, may be dead. What it holds is left with
+it, but nobody gives anything up in its favour: it gets no range handed over, and no copy beside its own is let go.
 """
 
 from __future__ import annotations
@@ -95,8 +98,8 @@ class _Range:
     def _without_primary(self) -> Replicas:
         if not self._backups:
             return _anew(self._wanted, self._version)
-        # The one that is wanted there, if it is a backup; else the first.
-        heir = min(self._backups, key=lambda one: one.server != self._wanted[0])
+        # One that has spoken; among these the one that is wanted there, else the first.
+        heir = min(self._backups, key=lambda one: (not self._has_spoken(one), one.server != self._wanted[0]))
         others = [one.server for one in (*self._backups, *self._joining) if one is not heir]
         return Replicas(heir, (), self._brought_up_anew(others), self._now.origin)
 
@@ -114,7 +117,14 @@ class _Range:
         now = self._now
         heard = self._heard[now.primary.server]
         is_said = heard.version >= now.handing_since and self._number in heard.handed
-        return bool(now.handing) and is_said and any(one.server == now.handing for one in self._backups)
+        return bool(now.handing) and is_said and self._is_there(now.handing)
+
+    def _has_spoken(self, one: Replica) -> bool:
+        return self._heard[one.server].version > 0
+
+    def _is_there(self, server: str) -> bool:
+        """Whether it is a backup that lives, by its own word."""
+        return any(one.server == server and self._has_spoken(one) for one in self._backups)
 
     def _handed_over(self) -> Replicas:
         now = self._now
@@ -130,7 +140,7 @@ class _Range:
         there = {one.server for one in self._backups}
         if now.handing in there:
             return now.handing, now.handing_since
-        if goal != now.primary.server and goal in there:
+        if goal != now.primary.server and self._is_there(goal):
             return goal, self._version
         return "", 0
 
@@ -145,9 +155,9 @@ class _Range:
 
     def _let_go(self) -> None:
         """Backups that are not wanted, as soon as those that are have everything."""
-        if self._now.primary.server != self._wanted[0]:
+        if self._now.primary.server != self._wanted[0] or not self._has_spoken(self._now.primary):
             return
-        wanted = [one for one in self._backups if one.server in self._wanted]
+        wanted = [one for one in self._backups if one.server in self._wanted and self._has_spoken(one)]
         if len(wanted) == len(self._wanted) - 1:
             self._backups = wanted
             self._joining = [one for one in self._joining if one.server in self._wanted]

@@ -144,7 +144,8 @@ class Membership:
         self._run = run
         self._queue: queue.SimpleQueue[Action] = queue.SimpleQueue()
         self._place: Place | None = None
-        self._exit: Exit | None = None
+        self._told: Exit | None = None  # to go, as the coordinator said
+        self._exit: Exit | None = None  # the same, when the training thread has heard of it
         self.last_plan: Plan | None = None  # in which an operation was attempted
         self._gift: Any = None
         self._has_state = False  # as of what the training thread has done
@@ -175,6 +176,9 @@ class Membership:
             self.on_placement(action.placement)
         elif isinstance(action, Reach):
             threading.Thread(target=self._reach, args=(action,), name="paceline-survey", daemon=True).start()
+        elif isinstance(action, Exit):
+            self._told = action
+            self._queue.put(action)
         elif not isinstance(action, Apply):  # what was applied is read from the machine by who posted the event
             self._queue.put(action)
 
@@ -189,6 +193,12 @@ class Membership:
         place = self._place
         if place is not None and self._machine.plan is not place.plan:
             raise Interrupted(f"generation {place.plan.generation} is over")
+
+    def check_wait(self) -> None:
+        """Raise if servers are waited for in vain: also by a worker that was told to go."""
+        self.check()
+        if self._machine.is_dismissed and self._told is not None:
+            self._leave(self._told)
 
     def offer(self) -> int:
         return self._client.look(Member.offer)

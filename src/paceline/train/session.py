@@ -23,6 +23,7 @@ Contract
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -297,26 +298,14 @@ class Session:
 
     def _fetch(self) -> Any:
         """This worker's part of the next global batch."""
-        try:
+        with self._going():
             return self._stepping.fetch()
-        except Released as released:
-            self._go(released)
-        except Evicted as evicted:
-            self._give_way(evicted)
-        except Orphaned as orphaned:
-            self._halt(orphaned)
 
     def _fetch_lease(self) -> bool:
         """Take the next lease; False at the end of the epoch."""
         assert self._leasing is not None
-        try:
+        with self._going():
             taken = self._leasing.fetch()
-        except Released as released:
-            self._go(released)
-        except Evicted as evicted:
-            self._give_way(evicted)
-        except Orphaned as orphaned:
-            self._halt(orphaned)
         if taken is End.STOPPED:
             self._operate(Kind.END, self._attempt_end)
         if taken is End.FINISHED:
@@ -342,7 +331,8 @@ class Session:
         if self._taken is not None and batch is self._taken.batch.value:
             taken, self._taken = self._taken, None
             assert self._leasing is not None
-            return self._leasing.step(loss_fn, taken)
+            with self._going():
+                return self._leasing.step(loss_fn, taken)
         given = self._stepping.take(batch)
         began = time.monotonic()
         loss: float = self._operate(
@@ -408,19 +398,25 @@ class Session:
 
         if kind is not Kind.STEP:
             self._sharing.watch.pause()
-        try:
+        with self._going():
             outcome = joined.membership.operate(kind, either, prepare)
+        if outcome == END:
+            self._leave_after_end()
+            raise SystemExit(HALTED if self.halting.has_halted else self._endings.exit_code)
+        self._sharing.watch.resume()
+        return outcome
+
+    @contextlib.contextmanager
+    def _going(self) -> Iterator[None]:
+        """Who is told to go, or is left alone, ends here: the script has no part in it."""
+        try:
+            yield
         except Released as released:
             self._go(released)
         except Evicted as evicted:
             self._give_way(evicted)
         except Orphaned as orphaned:
             self._halt(orphaned)
-        if outcome == END:
-            self._leave_after_end()
-            raise SystemExit(HALTED if self.halting.has_halted else self._endings.exit_code)
-        self._sharing.watch.resume()
-        return outcome
 
     def _go(self, released: Released) -> NoReturn:
         """The run goes on, or ended, without this worker, in order."""
@@ -474,6 +470,11 @@ class Session:
         if self._joined is not None:
             self._joined.membership.check()
 
+    def _check_wait(self) -> None:
+        self.halting.check()
+        if self._joined is not None:
+            self._joined.membership.check_wait()
+
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     def _join(self) -> joining.Joined:
@@ -495,7 +496,7 @@ class Session:
             aggregation = self._strategy.aggregation
             ranges: tuple[int, ...] = ()
             if isinstance(aggregation, Served) and joined.endpoint is not None:
-                self._servers = GroupClient(joined.endpoint, check=self._check)
+                self._servers = GroupClient(joined.endpoint, check=self._check_wait)
                 aggregation.connect(self._servers)
                 joined.membership.on_placement = self._servers.adopt
                 ranges = aggregation.layout.weights

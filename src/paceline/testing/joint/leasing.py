@@ -118,7 +118,16 @@ class Leasing:
 
     def _push(self, epoch: int, lease: int) -> None:
         errand = self._world.mutation.errand(range(self._world.num_ranges), push=Apply(epoch, lease))
-        Trip(self._world, self._worker, errand, None, lambda _: self._pushed(lease))
+        Trip(self._world, self._worker, errand, None, lambda _: self._pushed(lease), self._is_broken_off)
+
+    def _is_broken_off(self) -> bool:
+        """Whether it is told to go while servers do not answer."""
+        worker = self._worker
+        if worker.machine.is_dismissed:
+            self.is_busy = False
+            self._world.after(0.0, worker.receive, worker.leave_if_told)
+            return True
+        return False
 
     def _pushed(self, lease: int) -> None:
         self._at = (-1, -1)

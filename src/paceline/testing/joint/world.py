@@ -28,6 +28,7 @@ from paceline.testing.joint.workers import Worker
 
 MOST_EVENTS = 100_000
 QUIET_S = 90.0  # after the faults end, the run must end within this time
+AGAIN_S = 0.1  # until TCP tries again over a cable that is cut
 REST_S = 20.0  # and what moves between servers must come to rest within this time
 MODES = ("allreduce", "sync", "async", "bounded")
 
@@ -65,6 +66,7 @@ class World:
         self._groups: dict[int, SimulatedGroup] = {}
         self._cuts: Counter[frozenset[str]] = Counter()
         self._channels: dict[tuple[str, str, str], float] = {}
+        self._held_up: dict[tuple[str, str, str], list[tuple[int, Callable[..., None], tuple[Any, ...]]]] = {}
         self._breaks: Counter[frozenset[str]] = Counter()
         self._broken: set[frozenset[str]] = set()
         self.loss = 0.0 if calm else draw.choice([0.0, 0.0, 0.01, 0.05])
@@ -212,19 +214,29 @@ class World:
 
     def send_in_order(self, sender: str, receiver: str, way: str, action: Callable[..., None], *arguments: Any) -> None:
         """Between two servers; what is on its way when their connection breaks is lost."""
-        pair = frozenset((sender, receiver))
-        self.at(self._order((sender, receiver, way)), self._arrive, pair, self._breaks[pair], action, arguments)
+        channel = (sender, receiver, way)
+        count = self.connection_of(sender, receiver)
+        self.at(self._order(channel), self._arrive, channel, count, action, arguments)
 
     def _arrive(
-        self, pair: frozenset[str], count: int, action: Callable[..., None], arguments: tuple[Any, ...]
+        self, channel: tuple[str, str, str], count: int, action: Callable[..., None], arguments: tuple[Any, ...]
     ) -> None:
-        if self._breaks[pair] != count:
+        """While a cable is cut TCP tries again; what was sent later waits for what was sent before."""
+        sender, receiver, _ = channel
+        if channel in self._held_up:
+            self._held_up[channel].append((count, action, arguments))
+        elif self._cuts and self.is_cut(sender, receiver):
+            self._held_up[channel] = [(count, action, arguments)]
+            self.after(AGAIN_S, self._arrive_again, channel)
+        elif self.connection_of(sender, receiver) == count:
+            action.__self__.receive(action, *arguments)  # type: ignore[attr-defined]
+
+    def _arrive_again(self, channel: tuple[str, str, str]) -> None:
+        if self._cuts and self.is_cut(channel[0], channel[1]):
+            self.after(AGAIN_S, self._arrive_again, channel)
             return
-        one, *others = pair
-        if self._cuts and self.is_cut(one, (others or [one])[0]):
-            self.after(0.1, self._arrive, pair, count, action, arguments)  # TCP tries again
-            return
-        action.__self__.receive(action, *arguments)  # type: ignore[attr-defined]
+        for count, action, arguments in self._held_up.pop(channel):
+            self._arrive(channel, count, action, arguments)
 
     def is_broken(self, one: str, other: str) -> bool:
         return bool(self._broken) and frozenset((one, other)) in self._broken
