@@ -535,8 +535,13 @@ class Session:
                 joined.membership.wait_for_state()
             except Released as released:
                 self._go(released)
-            except (Evicted, Orphaned) as error:
-                self._give_way(error)
+            except Orphaned as orphaned:
+                # On the coordinator's own host an agent brings it back, and this worker with it.
+                if self.halting.is_guest:
+                    self._halt(orphaned)
+                self._give_way(orphaned)
+            except Evicted as evicted:
+                self._give_way(evicted)
 
     def close(self) -> None:
         """The end of the training: returns when all workers have come to it. Called when the script ends, if not
