@@ -337,6 +337,22 @@ def test_a_failing_schedule_shrinks_to_what_matters() -> None:
     )
 
 
+def test_faults_that_were_not_enough_are_not_tried_again() -> None:
+    schedule = parse("allreduce hosts=2 workers=2 loaders=1 evaluates=1: 1 kill 1; 2 stop 0 2; 3 coordinator")
+    tried: list[Schedule] = []
+
+    def fails(one: Schedule) -> bool:
+        tried.append(one)
+        return any(fault.kind is Kind.STOP for fault in one.faults)
+
+    assert str(shrink(schedule, fails)) == (
+        "allreduce hosts=1 workers=1 servers=0 replicas=1 loaders=0 evaluates=0 seed=0: 2 stop 0 2"
+    )
+    spared = [one.faults for one in tried if not any(fault.kind is Kind.STOP for fault in one.faults)]
+    assert len(spared) == len(set(spared))
+    assert len(tried) < 12
+
+
 def test_smaller_schedules_are_legal() -> None:
     for seed in range(100):
         for smaller in smaller_ones(drawing.draw(seed)):
@@ -404,6 +420,8 @@ def check(processes: list[subprocess.Popen[str]]) -> None:
 @pytest.mark.timeout(300)
 def test_fixed_schedules_on_one_host(tmp_path: Path) -> None:
     check([chaos(tmp_path / str(number), "--schedule", text) for number, text in enumerate(ALONE)])
+    (served,) = Results(tmp_path / "1" / "results.jsonl").read()
+    assert served.num_copies > 0  # of ranges, on two servers each
 
 
 @pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
