@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+MUTATION = "PACELINE_CHAOS_MUTATION"  # makes the script of the runs wrong, as `training.py` says
+
 
 class Mode(StrEnum):
     """How gradients become updates."""

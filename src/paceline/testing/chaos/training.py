@@ -23,14 +23,13 @@ from torch import nn
 import paceline
 from paceline.data.loader import LoaderOptions
 from paceline.testing.chaos import oracle
-from paceline.testing.chaos.schedule import Mode
+from paceline.testing.chaos.schedule import MUTATION, Mode
 from paceline.testing.counting import Numbers
 from paceline.train.saving import Checkpoints
 
 _FIXED_S, _PER_SAMPLE_S = 0.008, 0.001  # of computing
 _LOADING_S = 0.001  # of a sample
 _MOST_EPOCHS = 100_000
-MUTATION = "PACELINE_CHAOS_MUTATION"
 
 
 class Counter(nn.Module):
