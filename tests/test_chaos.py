@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from paceline.testing.chaos.beats import Beats, Worker, run_gaps
 from paceline.testing.chaos.copies import Copy
 from paceline.testing.chaos.expecting import Injury
 from paceline.testing.chaos.leftovers import grown
-from paceline.testing.chaos.schedule import Fault, Kind, Mode, Schedule, parse
+from paceline.testing.chaos.schedule import MUTATION, Fault, Kind, Mode, Schedule, parse
 from paceline.testing.chaos.shrinking import shrink, smaller_ones
 from paceline.testing.chaos.stage import Past
 from paceline.testing.chaos.summing import Result, Results, table
@@ -398,11 +399,10 @@ ALONE = [
 ]
 
 
-def chaos(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def chaos(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "paceline.testing.chaos", "--folder", str(folder), *arguments]
-    return subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def check(processes: list[subprocess.Popen[str]]) -> None:
@@ -439,3 +439,22 @@ def test_a_violation_is_an_exit_code_a_command_and_a_folder(tmp_path: Path) -> N
     (kept,) = (tmp_path / "failed").iterdir()
     assert "not within 60 s" in (kept / "violations.txt").read_text()
     assert list((kept / "output").glob("*-run-host0.txt"))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_wrong_product_is_found_and_shrunk_to_one_command_that_fails_again(tmp_path: Path) -> None:
+    """Workers that are started again learn their samples twice."""
+    schedule = "allreduce hosts=1 workers=2 loaders=1 evaluates=1: 0.5 coordinator; 1.2 kill 1; 3 stop 0 1"
+    wrong = {MUTATION: "newcomer"}
+    process = chaos(tmp_path, "--schedule", schedule, "--shrink", environment=wrong)
+    output = process.communicate(timeout=1500)[0]
+    assert process.returncode == 1, output
+    (line,) = [line for line in output.splitlines() if line.startswith("  shrunk: ")]
+    assignment, *_, text = shlex.split(line.removeprefix("  shrunk: "))
+    assert assignment == f"{MUTATION}=newcomer"
+    assert [fault.kind for fault in parse(text).faults] == [Kind.KILL]
+    again = chaos(tmp_path / "again", "--schedule", text, environment=wrong)
+    output = again.communicate(timeout=WAIT_S)[0]
+    assert again.returncode == 1, output
+    assert "too often" in output
