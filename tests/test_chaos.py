@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from paceline.checkpoint.files import Contents, write
 from paceline.control.journal import Happening, Journal
+from paceline.control.progress import StepRow
+from paceline.server.dense import Settings
+from paceline.server.parcels import Detail, Making, Packing, Parcel, Partitions, TableChunk
+from paceline.server.spec import TableSpec
+from paceline.server.store import TensorStore
 from paceline.testing import netlab
-from paceline.testing.chaos import checks, drawing, expecting, oracle
+from paceline.testing.chaos import checks, copies, drawing, expecting, oracle
 from paceline.testing.chaos.beats import Beats, Worker, run_gaps
+from paceline.testing.chaos.copies import Copy
 from paceline.testing.chaos.expecting import Injury
 from paceline.testing.chaos.leftovers import grown
-from paceline.testing.chaos.schedule import Fault, Kind, Mode, Schedule, parse
+from paceline.testing.chaos.schedule import MUTATION, Fault, Kind, Mode, Schedule, parse
 from paceline.testing.chaos.shrinking import shrink, smaller_ones
+from paceline.testing.chaos.stage import Past
 from paceline.testing.chaos.summing import Result, Results, table
 
 # -- schedules -------------------------------------------------------------------------------------------------------
@@ -40,6 +51,20 @@ def test_every_kind_of_fault_is_drawn_in_every_mode() -> None:
     drawn = {(fault.kind, one.mode) for one in map(drawing.draw, range(2000)) for fault in one.faults}
     possible = {(kind, mode) for kind in Kind for mode in Mode} - {(Kind.SERVER, Mode.ALLREDUCE)}
     assert drawn == possible
+
+
+def test_seeds_in_a_row_show_every_kind_in_every_mode_with_one_replica_and_two() -> None:
+    """A run of an hour has some fifty schedules: what chance leaves out would never be tried."""
+    first = 500_000
+    kinds = {fault.kind for one in map(drawing.draw, range(first, first + len(Kind))) for fault in one.faults}
+    assert len(kinds) >= len(Kind) - 1  # there is no server to kill without one
+    possible = {(kind, mode) for kind in Kind for mode in Mode} - {(Kind.SERVER, Mode.ALLREDUCE)}
+    schedules = [drawing.draw(seed) for seed in range(first, first + 2 * len(Kind) * len(Mode))]
+    shown = {(fault.kind, one.mode, one.replicas) for one in schedules for fault in one.faults}
+    for kind, mode in possible:
+        for replicas in (1, 2) if mode.has_servers else (1,):
+            assert (kind, mode, replicas) in shown
+    assert {one.hosts for one in schedules} == {1, 2, 3, 4}
 
 
 def test_one_host_needs_no_lab_and_without_root_there_is_no_small_disk() -> None:
@@ -206,6 +231,78 @@ def test_a_checkpoint_that_lacks_a_lease_of_its_record_is_found(tmp_path: Path) 
     assert "16 samples missing" in text
 
 
+def step_row(operation: int) -> StepRow:
+    position = (operation - 1) * oracle.GLOBAL_BATCH
+    count = min(oracle.GLOBAL_BATCH, oracle.LENGTH - position)
+    return StepRow(operation, 1, 0, position, count, 0.0, 0.1)
+
+
+def write_history(folder: Path, operations: Iterable[int]) -> None:
+    folder.mkdir(exist_ok=True)
+    with contextlib.closing(Journal(folder)) as journal:
+        journal.record(steps=map(step_row, operations), run={"status": "ended"})
+
+
+def test_steps_that_the_database_lacks_are_found(tmp_path: Path) -> None:
+    whole = range(1, oracle.NUM_LEASES + 1)
+    write_history(tmp_path / "whole", whole)
+    assert not list(checks.recorded(tmp_path / "whole", {1: final(1)}))
+    write_history(tmp_path / "lacking", [one for one in whole if one != 5])
+    (text,) = checks.recorded(tmp_path / "lacking", {1: final(1)})
+    assert "missing are positions 64 to 79" in text
+
+
+def test_the_history_of_a_run_that_lost_its_host_is_in_two_databases_and_a_checkpoint(tmp_path: Path) -> None:
+    write_history(tmp_path / "lost", range(1, 5))
+    write_history(tmp_path / "heir", range(8, oracle.NUM_LEASES + 1))
+    paths = []
+    for held, operations in ((7, (5, 6, 7)), (6, (6, 7))):
+        state = {"unrecorded": msgspec.msgpack.encode([step_row(one) for one in operations])}
+        contents = Contents(run="r", operation=held, epoch=0, position=0, model={}, state=state)
+        paths.append(write(tmp_path / "held", contents))
+    whole, lacking = (Past(tmp_path / "lost", path) for path in paths)
+    assert not list(checks.recorded(tmp_path / "heir", {1: final(1)}, [whole]))
+    (text,) = checks.recorded(tmp_path / "heir", {1: final(1)}, [lacking])
+    assert "missing are positions 64 to 79" in text
+
+
+def test_copies_of_a_range_that_differ_in_one_bit_are_found() -> None:
+    one = Copy("a", 3, 1, True, (7, 0, 0), "x")
+    other = msgspec.structs.replace(one, server="b", is_primary=False)
+    assert not list(copies.differing([one, other]))
+    assert copies.num_compared([one, other]) == 1
+    assert not list(copies.differing([one, msgspec.structs.replace(other, applied=(8, 0, 0), digest="y")]))
+    (text,) = copies.differing([one, msgspec.structs.replace(other, digest="y")])
+    assert "servers a and b have other bits of range 3" in text
+
+
+def store_with(order: list[int], *, momentum: float = 0.5, row: float = 3.0) -> TensorStore:
+    """Rows 9, 4 and 7 of a table, which came in this order; 4 was looked at, and never changed."""
+    ids, rows = torch.tensor([9, 4, 7])[order], torch.tensor([[1.0], [0.0], [row]])[order]
+    packing = Packing()
+    values = packing.slice(0, torch.tensor([1.0, 2.0]))
+    making = Making(values, 0, {"momentum_buffer": packing.slice(0, torch.tensor([momentum, 1.0]))})
+    detail = Detail(
+        makes=(making,),
+        sections=(Settings("SGD", {"lr": 1.0, "momentum": 0.5}),),
+        tables=(TableSpec(name="counted", dim=1, optimizer="sgd", init="zeros"),),
+        partitions=Partitions(1, 1),
+        chunks=(TableChunk("counted", packing.add(ids), {"rows": packing.add(rows)}),),
+    )
+    store = TensorStore()
+    store.load([0, 1], Parcel(detail, packing.tensors))
+    return store
+
+
+def test_a_digest_is_of_all_that_a_server_keeps_in_whatever_order_it_came() -> None:
+    one = store_with([0, 1, 2])
+    for number in (0, 1):
+        assert copies._digest(one, number) == copies._digest(store_with([2, 0]), number)
+    assert copies._digest(one, 0) != copies._digest(store_with([0, 1, 2], momentum=0.5 + 2.0**-20), 0)
+    assert copies._digest(one, 1) != copies._digest(store_with([0, 1, 2], row=3.0 + 2.0**-20), 1)
+    assert copies._digest(one, 1) != copies._digest(store_with([0, 1]), 1)
+
+
 def test_beats_are_read_while_they_are_written(tmp_path: Path) -> None:
     beats, path = Beats(tmp_path), tmp_path / "12"
     path.write_text("start 1.0 0\nstep 2.0 1\nstep 2.")
@@ -241,6 +338,22 @@ def test_a_failing_schedule_shrinks_to_what_matters() -> None:
     )
 
 
+def test_faults_that_were_not_enough_are_not_tried_again() -> None:
+    schedule = parse("allreduce hosts=2 workers=2 loaders=1 evaluates=1: 1 kill 1; 2 stop 0 2; 3 coordinator")
+    tried: list[Schedule] = []
+
+    def fails(one: Schedule) -> bool:
+        tried.append(one)
+        return any(fault.kind is Kind.STOP for fault in one.faults)
+
+    assert str(shrink(schedule, fails)) == (
+        "allreduce hosts=1 workers=1 servers=0 replicas=1 loaders=0 evaluates=0 seed=0: 2 stop 0 2"
+    )
+    spared = [one.faults for one in tried if not any(fault.kind is Kind.STOP for fault in one.faults)]
+    assert len(spared) == len(set(spared))
+    assert len(tried) < 12
+
+
 def test_smaller_schedules_are_legal() -> None:
     for seed in range(100):
         for smaller in smaller_ones(drawing.draw(seed)):
@@ -271,7 +384,10 @@ def test_the_table_counts_faults_by_kind_and_mode() -> None:
     results = [result(seed) for seed in range(50)] + [result(50, "wrong")]
     lines = table(results)
     assert lines[-1].endswith("1 schedules with violations")
-    assert int(lines[-2].split()[-1]) == sum(len(one.acted) for one in results)
+    (total,) = [line for line in lines if line.startswith("all ") and "s" not in line[4:]]
+    assert int(total.split()[-1]) == sum(len(one.acted) for one in results)
+    (hosts,) = [line for line in lines if line.startswith("schedules by hosts")]
+    assert sum(map(int, re.findall(r"(\d+) with", hosts))) == len(results)
 
 
 # -- real schedules --------------------------------------------------------------------------------------------------
@@ -283,11 +399,10 @@ ALONE = [
 ]
 
 
-def chaos(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def chaos(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "paceline.testing.chaos", "--folder", str(folder), *arguments]
-    return subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def check(processes: list[subprocess.Popen[str]]) -> None:
@@ -305,6 +420,8 @@ def check(processes: list[subprocess.Popen[str]]) -> None:
 @pytest.mark.timeout(300)
 def test_fixed_schedules_on_one_host(tmp_path: Path) -> None:
     check([chaos(tmp_path / str(number), "--schedule", text) for number, text in enumerate(ALONE)])
+    (served,) = Results(tmp_path / "1" / "results.jsonl").read()
+    assert served.num_copies > 0  # of ranges, on two servers each
 
 
 @pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
@@ -322,3 +439,22 @@ def test_a_violation_is_an_exit_code_a_command_and_a_folder(tmp_path: Path) -> N
     (kept,) = (tmp_path / "failed").iterdir()
     assert "not within 60 s" in (kept / "violations.txt").read_text()
     assert list((kept / "output").glob("*-run-host0.txt"))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_wrong_product_is_found_and_shrunk_to_one_command_that_fails_again(tmp_path: Path) -> None:
+    """Workers that are started again learn their samples twice."""
+    schedule = "allreduce hosts=1 workers=2 loaders=1 evaluates=1: 0.5 coordinator; 1.2 kill 1; 3 stop 0 1"
+    wrong = {MUTATION: "newcomer"}
+    process = chaos(tmp_path, "--schedule", schedule, "--shrink", environment=wrong)
+    output = process.communicate(timeout=1500)[0]
+    assert process.returncode == 1, output
+    (line,) = [line for line in output.splitlines() if line.startswith("  shrunk: ")]
+    assignment, *_, text = shlex.split(line.removeprefix("  shrunk: "))
+    assert assignment == f"{MUTATION}=newcomer"
+    assert [fault.kind for fault in parse(text).faults] == [Kind.KILL]
+    again = chaos(tmp_path / "again", "--schedule", text, environment=wrong)
+    output = again.communicate(timeout=WAIT_S)[0]
+    assert again.returncode == 1, output
+    assert "too often" in output

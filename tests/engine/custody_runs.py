@@ -25,9 +25,11 @@ LENGTH, BATCH = 96, 8
 # The weight of a sample is the number of updates that had it.
 SCRIPT = """
 import json, pathlib, sys, time, torch, paceline
-from paceline.train import halting
+from paceline.train import halting, membership, sources
 from paceline.train.saving import Checkpoints
-halting.PATIENCE_S = halting.GATHER_S = 8.0  # a test need not wait as long as people do
+# A test need not wait as long as people do.
+halting.PATIENCE_S = halting.GATHER_S = 8.0
+membership.NEWCOMER_S = sources.FIRST_S = 12.0
 torch.set_num_threads(1)
 place, strategy, every = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 class Numbers(torch.utils.data.Dataset):

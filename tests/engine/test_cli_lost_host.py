@@ -197,6 +197,20 @@ def test_copies_of_what_servers_held_on_the_lost_host_are_saved(tmp_path: Path, 
             assert SERVED_CASE.faults_of_checkpoint(newest(run.folder), leased=leased) == []
 
 
+def test_a_worker_that_was_just_started_halts_too(tmp_path: Path) -> None:
+    """It waits for its first plan, and has nothing to leave. To start it again and again would help nobody."""
+    with run_over(2, tmp_path) as run:
+        head = run.run("-n", "1")
+        wait_until(lambda: 0 in run.ranks(), head)
+        guest = run.join(1, "there", "--restarts", "1000")
+        wait_until(lambda: len(run.ranks()) == 2, head, guest)
+        own = run.ranks()[1].pid
+        kill_all([own, *pids_on(run.lab.hosts[0])])
+        output = finish(guest, HALTED)
+        assert "it has trained nothing yet" in output
+        assert "nothing could be saved on this machine" in output
+
+
 def test_workers_that_cannot_gather_what_servers_held_say_so(tmp_path: Path) -> None:
     """The only server was on the host that is lost."""
     with run_over(2, tmp_path, strategy="server") as run:

@@ -47,12 +47,10 @@ def test_each_takes_what_it_can_and_the_training_is_the_same(tmp_path: Path, alo
     check_samples(results, 4)
     check_same_training(results, alone)
     last_full = num_steps(4) - 1
-    first, second, third = shares_of(results, last_full)
-    assert first + second + third == BATCH
-    assert first > second > third
-    # 40 samples at 1 : 1/2 : 1/4 are 23 : 11 : 6; what a step costs beside its samples favours the fast.
-    assert first >= 20
-    assert third <= 9
+    shares = shares_of(results, last_full)
+    assert sum(shares) == BATCH
+    # 40 samples at 1 : 1/2 : 1/4 are 23 : 11 : 6, or others that take as long.
+    assert max(share * factor for share, factor in zip(shares, (1, 2, 4), strict=True)) == 24
     assert re.search(r" takes [\d.]+ m?s for 1[34] samples, \w+ [\d.]+ m?s for 1[34] samples$", said[0])
     assert len(said) <= 6
 
@@ -60,8 +58,7 @@ def test_each_takes_what_it_can_and_the_training_is_the_same(tmp_path: Path, alo
 def test_a_worker_that_slows_down_is_relieved_within_five_steps(tmp_path: Path) -> None:
     with Rehearsal(train_unequal, slow_for_a_while, 8, workers=2, folder=tmp_path) as run:
         results = run.finish()
-    before = shares_of(results, 29)[1]
-    assert before >= 15
+    assert shares_of(results, 29) == [20, 20]
     # The fifth slow step is number 35.
     relieved = min(step for step in range(31, num_steps(8)) if step % 6 and shares_of(results, step)[1] <= 10)
     assert relieved <= 36
@@ -159,7 +156,7 @@ def test_a_straggler_is_let_go_if_asked_for_and_named_in_any_case(tmp_path: Path
 
 def test_the_first_share_of_a_newcomer_goes_by_its_declared_capacity(tmp_path: Path) -> None:
     enough = tmp_path / "enough"
-    function = partial(train_unequal, enough=str(enough))
+    function = partial(train_unequal, enough=str(enough), is_timed=True)
     with Rehearsal(function, EQUAL, workers=2, folder=tmp_path) as run:
         run.wait_for(lambda: len(run.said(0)) > 12)
         run.ticket = msgspec.structs.replace(run.ticket, capacity=2.0)
@@ -175,9 +172,8 @@ def test_the_first_share_of_a_newcomer_goes_by_its_declared_capacity(tmp_path: P
 def test_equal_workers_are_left_alone(tmp_path: Path) -> None:
     with Rehearsal(train_unequal, EQUAL, 8, workers=2, folder=tmp_path) as run:
         results = run.finish()
-        said = run.events("shares")
-    assert len(said) <= 3
-    assert abs(shares_of(results, num_steps(8) - 1)[0] - BATCH // 2) <= 3
+        assert run.events("shares") == []
+    assert shares_of(results, num_steps(8) - 1) == [BATCH // 2] * 2
 
 
 def test_where_a_model_has_batch_statistics_a_slow_worker_keeps_enough_samples_for_them(tmp_path: Path) -> None:
@@ -193,11 +189,12 @@ def test_where_a_model_has_batch_statistics_a_slow_worker_keeps_enough_samples_f
 
 
 def test_who_waits_for_the_statistics_of_a_slow_worker_is_not_slow_itself(tmp_path: Path) -> None:
-    """With batch_norm="sync" the fast worker spends as much time in its forward pass, but waiting."""
-    function = partial(train_unequal, make=normalised, batch_norm="sync")
-    with Rehearsal(function, partial(by_worker, (1.0, 6.0)), 4, workers=2, folder=tmp_path) as run:
+    """With batch_norm="sync" the fast worker spends as much time in its forward pass, but waiting. If that counted,
+    both would seem to be equally fast, and would keep 20 samples each."""
+    enough = tmp_path / "enough"
+    function = partial(train_unequal, make=normalised, batch_norm="sync", enough=str(enough), is_timed=True)
+    with Rehearsal(function, partial(by_worker, (1.0, 6.0)), workers=2, folder=tmp_path) as run:
+        run.wait_for(lambda: any(samples <= 12 for step, samples, _ in run.said(1) if step % 6))
+        enough.touch()
         results = run.finish()
-    check_samples(results, 4)
-    first, second = shares_of(results, num_steps(4) - 1)
-    assert first + second == BATCH
-    assert second <= 12, "shares did not follow"
+    assert {result["steps"] for result in results} == {results[0]["steps"]}

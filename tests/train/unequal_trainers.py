@@ -1,4 +1,9 @@
-"""Trainings whose workers are unequal: a sample takes each as long as a table says."""
+"""Trainings whose workers are unequal: a sample takes each as long as a table says.
+
+Shares follow what workers measure, and a machine that has other things to do makes any of them slow now and then. So as
+a rule these measure by a clock of their own (`Work`), which counts what a worker does, and not how long it waited for
+a processor meanwhile: then the shares of each step follow from the table alone.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,28 @@ from torch import nn
 from trainers import LENGTH, Numbered, digest, make_model
 
 from paceline.testing.rehearsal import say, worker_number
+from paceline.train import sharing, stepping
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
 BATCH = 40
 SAMPLE_S = 1e-3
+
+
+class Work:
+    """A clock that moves only while this worker works."""
+
+    time = staticmethod(time.time)
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def do(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._now += seconds
 
 
 def normalised() -> nn.Module:
@@ -32,11 +54,15 @@ def train_unequal(
     fits: Sequence[int] = (),
     make: Callable[[], nn.Module] = make_model,
     enough: str = "",
+    is_timed: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """`slowness(worker, step)` is how often `SAMPLE_S` a sample takes. Worker k has no memory for more than `fits[k]`
     samples. Says (step, samples of this worker, workers) after every step, and returns the same for all of them. With
-    `enough`, it goes on until there is a file of that name."""
+    `enough`, it goes on until there is a file of that name. If `is_timed`, it measures by the clock on the wall."""
+    work = Work()
+    if not is_timed:
+        sharing.time = stepping.time = work  # type: ignore[attr-defined, assignment]
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     me = worker_number()
@@ -56,7 +82,7 @@ def train_unequal(
             # What torch really raises: the kernel refuses so much at once.
             torch.empty(1 << 60, dtype=torch.uint8)
         attempt.extend(numbers.tolist())
-        time.sleep(len(x) * SAMPLE_S * slowness(me, session.steps))
+        work.do(len(x) * SAMPLE_S * slowness(me, session.steps))
         return F.cross_entropy(model(x), y)
 
     for epoch in session.epochs(1000 if enough else epochs):

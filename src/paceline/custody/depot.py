@@ -22,7 +22,7 @@ import msgspec
 
 from paceline.custody import moving, names
 from paceline.custody.custodian import Publication, Shared, Tidying
-from paceline.custody.moving import CustodyError
+from paceline.custody.moving import CustodyError, Unreached
 from paceline.custody.partial import Partial
 from paceline.errors import CallFailed, WireError
 from paceline.wire import calls
@@ -54,9 +54,9 @@ class Depot:
 
     # -- small questions ---------------------------------------------------------------------------------------------
 
-    def ask(self, operation: str, arguments: Any, answer_type: type[Answer]) -> Answer:
-        """Ask until there is an answer; `CustodyError` after `retry_s`."""
-        return self.persist(lambda: self.ask_once(operation, arguments, answer_type), operation)
+    def ask(self, operation: str, arguments: Any, answer_type: type[Answer], *, within_s: float = RETRY_S) -> Answer:
+        """Ask until there is an answer; `Unreached` after `retry_s`, or less."""
+        return self.persist(lambda: self.ask_once(operation, arguments, answer_type), operation, within_s=within_s)
 
     def ask_once(self, operation: str, arguments: Any, answer_type: type[Answer], seconds: float = CALL_S) -> Answer:
         """Ask, and raise whatever the connection raises: for who asks again soon."""
@@ -72,8 +72,16 @@ class Depot:
                 raise
             return header.read_body(answer_type)
 
-    def persist(self, attempt: Callable[[], Answer], what: str, between: Between = moving.nothing) -> Answer:
+    def persist(
+        self,
+        attempt: Callable[[], Answer],
+        what: str,
+        between: Between = moving.nothing,
+        *,
+        within_s: float = RETRY_S,
+    ) -> Answer:
         """Try again while the run's host cannot be reached. An attempt that moves bytes counts from its last one."""
+        retry_s = min(self._retry_s, within_s)
         moved_at = time.monotonic()
         while True:
             try:
@@ -85,17 +93,15 @@ class Depot:
                 problem: Exception = error
             except WireError as error:
                 problem = error
-            if time.monotonic() - moved_at > self._retry_s:
-                raise CustodyError(
-                    f"{what}: the run's host was not reached for {self._retry_s:g} s ({problem})"
-                ) from problem
+            if time.monotonic() - moved_at > retry_s:
+                raise Unreached(f"{what}: the run's host was not reached for {retry_s:g} s ({problem})") from problem
             until = time.monotonic() + PAUSE_S
             while time.monotonic() < until:
                 between()
                 time.sleep(SLICE_S)
 
-    def operations(self) -> list[int]:
-        found: list[int] = self.ask("list", None, list[int])
+    def operations(self, *, within_s: float = RETRY_S) -> list[int]:
+        found: list[int] = self.ask("list", None, list[int], within_s=within_s)
         return found
 
     def operations_now(self, otherwise: list[int]) -> list[int]:

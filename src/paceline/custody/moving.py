@@ -22,6 +22,10 @@ class CustodyError(PacelineError):
     """What the run's host is to keep cannot be brought there, or fetched from there; the message says what to do."""
 
 
+class Unreached(CustodyError):
+    """The run's host does not answer."""
+
+
 def nothing() -> None:
     pass
 

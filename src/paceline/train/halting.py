@@ -7,7 +7,7 @@ joined from another host waits `PATIENCE_S` for a word of it. After that
 - a group that still works, and has nobody on the coordinator's host, agrees on the end in its headers;
 - one that does not get on is given up: whom it waits for is on the host that is gone, most likely, be it a worker or
   a server;
-- whoever waits for a plan waits no longer.
+- whoever waits for a plan waits no longer, also one that has no state yet: to start it again would not help.
 
 Then one worker of each host writes a checkpoint of the last operation that it applied, into the folder of the run on
 that host. The run can go on from there (`paceline run --resume`); nothing is lost but what no worker of that host had
@@ -93,6 +93,7 @@ class Halting:
 
     def __init__(self, ticket: Ticket | None) -> None:
         self._host = ticket.host if ticket is not None else ""
+        self.is_guest = ticket is not None and ticket.guest
         self.patience_s = patience_of(ticket)
         self._joined: Joined | None = None
         self._closing = threading.Event()

@@ -40,6 +40,7 @@ from paceline.balance.minimum import ANY, WITH_STATISTICS
 from paceline.control.client import MemberClient
 from paceline.control.member_events import Fail, Kind, Leave, Ready
 from paceline.control.messages import Phase, Plan
+from paceline.custody.moving import Unreached
 from paceline.data.cursor import Cursor, is_finished, next_epoch
 from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
@@ -489,7 +490,10 @@ class Session:
         if self._joined is None:
             import torch._dynamo  # noqa: F401  # the first optimizer step would, for seconds, while others wait
 
-            base = self._ledger.look_for_start()
+            try:
+                base = self._ledger.look_for_start()
+            except Unreached as error:
+                self._halt(Orphaned(f"this worker cannot learn which checkpoints there are: {error}"))
             joined = joining.join(self._ticket, self._identity, max(base, 0), self._ledger, self.halting.begin)
             self._joined = joined
             self.halting.connect(joined)
@@ -542,8 +546,13 @@ class Session:
                 joined.membership.wait_for_state()
             except Released as released:
                 self._go(released)
-            except (Evicted, Orphaned) as error:
-                self._give_way(error)
+            except Orphaned as orphaned:
+                # On the coordinator's own host an agent brings it back, and this worker with it.
+                if self.halting.is_guest:
+                    self._halt(orphaned)
+                self._give_way(orphaned)
+            except Evicted as evicted:
+                self._give_way(evicted)
 
     def close(self) -> None:
         """The end of the training: returns when all workers have come to it. Called when the script ends, if not

@@ -22,6 +22,7 @@ from paceline.custody.shelf import Rules
 
 logger = logging.getLogger("paceline.train")
 
+FIRST_S = 30.0  # for the first word of the run's host: as long as a newcomer waits for the coordinator
 _LOOKS = 20
 
 Tell = Callable[[str, str], None]
@@ -135,9 +136,11 @@ class Distant:
 
     def operations(self) -> list[int]:
         """Without any answer yet, this waits for one: who takes no answer for no checkpoint would begin the run anew,
-        and put aside all that there are."""
-        known = self._known
-        self._known = self._depot.operations() if known is None else self._depot.operations_now(known)
+        and put aside all that there are. `Unreached` after `FIRST_S`."""
+        if self._known is None:
+            self._known = self._depot.operations(within_s=FIRST_S)
+        else:
+            self._known = self._depot.operations_now(self._known)
         return self._known
 
     def newest(self, tell: Tell) -> Contents | None:

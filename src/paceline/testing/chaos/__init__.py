@@ -13,9 +13,11 @@ Pure parts
 Acting parts
     training     the script that the runs execute; the only part that needs torch at work
     stage        hosts, commands and processes of one run
+    heads        what the hosts left that lost their coordinator's, and who goes on
     faults       one small function for each kind of fault
     playing      one schedule from its first process to its last
 Looking parts
+    copies       what the servers held at their end, bit for bit
     beats        what the workers wrote about their steps
     checks       the violations of one played schedule
     leftovers    what a run left on the machine

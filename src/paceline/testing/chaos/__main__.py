@@ -21,7 +21,7 @@ from pathlib import Path
 from paceline.testing import netlab
 from paceline.testing.chaos.drawing import draw
 from paceline.testing.chaos.playing import Played, play
-from paceline.testing.chaos.schedule import Mode, Schedule, parse
+from paceline.testing.chaos.schedule import MUTATION, Mode, Schedule, parse
 from paceline.testing.chaos.shrinking import shrink
 from paceline.testing.chaos.summing import Result, Results, table
 
@@ -128,7 +128,9 @@ def _shrink(schedule: Schedule, options: argparse.Namespace) -> None:
 
 
 def _command(schedule: str) -> str:
-    return f"{_COMMAND} --schedule {shlex.quote(schedule)}"
+    wrong = os.environ.get(MUTATION)
+    before = f"{MUTATION}={wrong} " if wrong else ""
+    return f"{before}{_COMMAND} --schedule {shlex.quote(schedule)}"
 
 
 if __name__ == "__main__":

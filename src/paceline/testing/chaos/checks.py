@@ -6,20 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from paceline.control.journal import JournalError
 from paceline.control.lease_set import LeaseSet
-from paceline.control.reader import RunReader
+from paceline.control.reader import RunReader, StepRecord
 from paceline.engine.base import LOST
-from paceline.testing.chaos import oracle
+from paceline.testing.chaos import copies, oracle
 from paceline.testing.chaos.beats import Worker, run_gaps
 from paceline.testing.chaos.expecting import Injury, allowed_gap_s, may_lose
 from paceline.testing.chaos.schedule import Schedule
-from paceline.testing.chaos.stage import Stage
+from paceline.testing.chaos.stage import Past, Stage
 from paceline.testing.learned import Weights
 from paceline.watch.audit import audit, history_of
 from paceline.watch.losses import find_lost
+from paceline.wire.decoding import decode
 
 LOST_UPDATES = "lost updates"  # the kind of events that state a loss
 
@@ -28,14 +30,19 @@ def violations_of(stage: Stage) -> list[str]:
     """All of them; after the commands have ended."""
     losses = stated_losses(stage.folder)
     found = [*exit_codes(stage, has_lost=bool(losses)), *survivors(stage), *outages(stage)]
-    is_exact = not losses
-    if losses and not may_lose(stage.schedule):
-        found.append(f"an update was lost where a copy should have been left: {losses[0]}")
+    # The run that went on elsewhere does not know of those.
+    before = [text for past in stage.past for text in stated_losses(past.folder)]
+    is_exact = not losses and not before
+    if not is_exact and not may_lose(stage.schedule):
+        found.append(f"an update was lost where a copy should have been left: {(losses + before)[0]}")
     finals = read_finals(stage.place / "finals")
     found += final_models(finals, is_exact=is_exact)
-    found += [] if is_exact else closing_line(stage.folder, finals)
-    found += checkpoints(stage.folder / "checkpoints", stage.schedule, is_exact=is_exact)
-    found += recorded(stage.folder, finals, has_lost_all=any(injury.took_all for injury in stage.injuries))
+    found += [] if is_exact or before else closing_line(stage.folder, finals)
+    for folder in stage.folders():
+        found += checkpoints(folder / "checkpoints", stage.schedule, is_exact=is_exact)
+    found += copies.differing(copies.read(stage.place))
+    if not (stage.past and stage.schedule.mode.is_leased):  # whose rows are in no order that two databases share
+        found += recorded(stage.folder, finals, stage.past)
     return found
 
 
@@ -199,24 +206,39 @@ def _leased_bounds(records: Mapping[str, Any]) -> tuple[Weights, Weights]:
     return low, high
 
 
-def recorded(folder: Path, finals: Mapping[int, dict[str, Any]], *, has_lost_all: bool) -> Iterator[str]:
-    """What run.db says of the samples agrees with what the models say. Rows that no worker was left to tell of may be
-    missing, where the audit itself says so."""
+def recorded(folder: Path, finals: Mapping[int, dict[str, Any]], past: Sequence[Past] = ()) -> Iterator[str]:
+    """What run.db says of the samples agrees with what the models say. A run that went on, on another host, from what
+    that host held has its earlier steps in the run.db of the lost host, the last of them perhaps in the checkpoint."""
     try:
+        before = [row for one in past for row in _left_behind(one)]
         with RunReader(folder) as reader:
-            rows, status = reader.steps(), reader.status()
+            rows, status = history_of(reader.steps()), reader.status().status
     except JournalError as error:
         yield f"run.db cannot be read: {error}"
         return
-    if status.status != "ended":
-        yield f"run.db says that the run is {status.status}, not ended"
-    found = audit(history_of(rows), oracle.LENGTH, oracle.GLOBAL_BATCH)
+    if status != "ended":
+        yield f"run.db says that the run is {status}, not ended"
+    first = min((row.operation for row in rows), default=0)
+    rows = [*(row for row in before if row.operation < first), *rows]
+    found = audit(rows, oracle.LENGTH, oracle.GLOBAL_BATCH)
     wrong = [one for one in found.epochs if not one.is_exact]
-    if has_lost_all:
-        wrong = [one for one in wrong if one.twice or one.outside or not one.unrecorded]
     if wrong:
         yield f"run.db: {'; '.join(text for one in wrong for text in one.details)}"
     epochs = {int(final["epochs"]) for final in finals.values()}
     done = {len(found.epochs)} if not found.epochs or not found.epochs[-1].is_unfinished else {len(found.epochs) - 1}
     if finals and epochs != done:
         yield f"run.db has {max(done)} epochs, the workers {', '.join(map(str, sorted(epochs)))}"
+
+
+def _left_behind(past: Past) -> list[StepRecord]:
+    """The steps of a lost host: those that it recorded, and those of which only the checkpoint knows."""
+    from paceline.checkpoint.files import read
+    from paceline.control.progress import StepRow
+    from paceline.train.saving import UNRECORDED
+
+    with RunReader(past.folder) as reader:
+        rows = {row.operation: msgspec.structs.replace(row, founding=0) for row in history_of(reader.steps())}
+    for row in decode(read(past.checkpoint).state[UNRECORDED], tuple[StepRow, ...]):
+        values = {name: getattr(row, name, 0) for name in StepRecord.__struct_fields__}
+        rows.setdefault(row.operation, StepRecord(**{**values, "founding": 0, "times_done": 1}))
+    return list(rows.values())

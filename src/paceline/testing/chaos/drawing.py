@@ -16,31 +16,54 @@ SILENCE_S = 5.0  # after which the product evicts a silent member
 SHORT_S = (0.5, 2.5)  # well below that
 LONG_S = (6.5, 8.5)  # well above it
 LASTING = (Kind.STOP, Kind.PAUSE, Kind.CUT, Kind.ONEWAY, Kind.PARTIAL, Kind.SLOW, Kind.DISK)
-_ENDS_RUN = (Kind.RESUME, Kind.TERM)
+_STARTS_ANEW = (Kind.RESUME, Kind.TERM, Kind.AGENT, Kind.HEAD, Kind.ALL)
 _FIRST_S = (0.5, 2.0)
 _BETWEEN_S = (0.7, 4.0)
+_TRIALS = 200  # of shapes in which the kind of a seed is legal
 
 
 def draw(seed: int, *, most_hosts: int = 4, mode: Mode | None = None, has_root: bool = True) -> Schedule:
-    """The schedule of a seed. With `most_hosts=1` it needs no network namespaces, and without root no small disk."""
+    """The schedule of a seed. With `most_hosts=1` it needs no network namespaces, and without root no small disk.
+
+    Each seed has a kind of fault that it must show: 20 seeds in a row have every kind, 100 every kind in every mode,
+    200 also with one replica and with two. All else is drawn."""
     rng = random.Random(f"paceline chaos {seed}")
-    mode = mode or list(Mode)[seed % len(Mode)]
-    hosts = min(most_hosts, rng.choices((1, 2, 3, 4), weights=(6, 4, 2, 1))[0])
+    among = [kind for kind in Kind if has_root or kind is not Kind.DISK]
+    lead, in_turn, replicas = _in_turn(seed, among)
+    for _ in range(_TRIALS):
+        schedule = _shape(seed, rng, most_hosts, mode or in_turn, replicas)
+        if is_legal(schedule, [], lead):
+            return _with_faults(schedule, rng, among, lead)
+    return _with_faults(schedule, rng, among, None)  # there are too few hosts, or no servers
+
+
+def _in_turn(seed: int, among: list[Kind]) -> tuple[Kind, Mode, int]:
+    """The kind that the schedule of a seed must show, its mode, and its replicas."""
+    modes = list(Mode)
+    round_number, number = divmod(seed, len(among) * len(modes))
+    step = -(-len(among) // len(modes))  # seeds in a row have kinds that are far apart
+    row, column = divmod(number, len(modes))
+    return among[(row + step * column) % len(among)], modes[column], 1 + (row + column + round_number) % 2
+
+
+def _shape(seed: int, rng: random.Random, most_hosts: int, mode: Mode, replicas: int) -> Schedule:
+    hosts = min(most_hosts, rng.choices((1, 2, 3, 4), weights=(4, 3, 2, 2))[0])
     workers = {1: rng.choice((2, 2, 3)), 2: rng.choice((1, 2))}.get(hosts, 1)  # each takes seconds to start
-    replicas = rng.choice((1, 2)) if mode.has_servers else 1
+    replicas = replicas if mode.has_servers else 1
     servers = rng.choice((replicas, 2, 2, 3)) if mode.has_servers else 0
-    loaders = rng.choice((0, 0, 1))
-    evaluates = rng.choice((0, 1))
-    schedule = Schedule(mode, hosts, workers, servers, replicas, loaders, evaluates, seed)
-    return _with_faults(schedule, rng, [kind for kind in Kind if has_root or kind is not Kind.DISK])
+    return Schedule(mode, hosts, workers, servers, replicas, rng.choice((0, 0, 1)), rng.choice((0, 1)), seed)
 
 
-def _with_faults(schedule: Schedule, rng: random.Random, among: list[Kind]) -> Schedule:
+def _with_faults(schedule: Schedule, rng: random.Random, among: list[Kind], lead: Kind | None) -> Schedule:
     faults: list[Fault] = []
     at_s = rng.uniform(*_FIRST_S)
-    for _ in range(rng.choice((1, 2, 3, 3, 4))):
+    count = rng.choice((1, 2, 3, 3, 4))
+    turn = rng.randrange(count)  # of the lead
+    for number in range(count):
         kinds = [kind for kind in among if is_legal(schedule, faults, kind)]
-        kind = rng.choice(kinds)
+        if lead is not None and number < turn:  # nothing that would make the lead illegal
+            kinds = [kind for kind in kinds if is_legal(schedule, [*faults, Fault(at_s, kind)], lead)]
+        kind = lead if lead is not None and number == turn else rng.choice(kinds)
         fault = Fault(round(at_s, 1), kind, _target(schedule, kind, rng), _length(kind, rng))
         faults.append(fault)
         # A fault that lasts may be joined by the next one, or not.
@@ -63,9 +86,10 @@ def is_legal(schedule: Schedule, before: list[Fault], kind: Kind) -> bool:
         Kind.JOIN: lambda: _times(before, Kind.JOIN, Kind.INVITE) == 0,
         Kind.INVITE: lambda: _times(before, Kind.JOIN, Kind.INVITE) == 0,
         # A start of everything takes long: one of these in a schedule.
-        **{one: lambda: _times(before, *_ENDS_RUN, Kind.AGENT, Kind.ALL) == 0 for one in (*_ENDS_RUN, Kind.AGENT)},
-        Kind.ALL: lambda: _times(before, *_ENDS_RUN, Kind.AGENT, Kind.ALL) == 0,
-        Kind.DISK: lambda: _times(before, Kind.DISK) == 0,
+        **{one: lambda: _times(before, *_STARTS_ANEW) == 0 for one in _STARTS_ANEW},
+        Kind.HEAD: lambda: schedule.hosts > 1 and _times(before, *_STARTS_ANEW) == 0,
+        # The small disk is that of the first host.
+        Kind.DISK: lambda: _times(before, Kind.DISK, Kind.HEAD) == 0,
     }
     return needed.get(kind, lambda: True)()
 
@@ -79,6 +103,8 @@ def _target(schedule: Schedule, kind: Kind, rng: random.Random) -> int:
         return rng.randrange(1, schedule.hosts)  # not the coordinator's host: what its loss costs is another promise
     if kind is Kind.AGENT:
         return rng.randrange(schedule.hosts)
+    if kind is Kind.HEAD:
+        return rng.randrange(2)  # with its cable, or its processes only
     if kind in (Kind.JOIN, Kind.INVITE):
         return rng.choice((0, schedule.hosts)) if schedule.hosts > 1 else 0
     if kind is Kind.PARTIAL:

@@ -21,6 +21,7 @@ SETTLE_S = 20.0  # for ranges to be on as many servers as they should
 AFTERMATH_S = 12.0  # in which a replacement starts and joins
 _RECOVERY_S = 3.0  # what a death may cost the survivors
 _PARTITION_S = 4.0  # beyond the silence deadline
+HALT_S = 75.0  # until hosts that do not hear the coordinator any more have ended: its patience, and that for servers
 
 INTERRUPTED = 128 + 15
 
@@ -77,6 +78,8 @@ def outage_s(fault: Fault) -> float:
     match fault.kind:
         case Kind.RESUME | Kind.TERM | Kind.ALL:
             return START_S
+        case Kind.HEAD:
+            return HALT_S + START_S
         case Kind.AGENT:
             return START_S if fault.target == 0 else _RECOVERY_S
         case Kind.STOP | Kind.CUT | Kind.ONEWAY | Kind.PARTIAL:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.testing.chaos import expecting
+from paceline.engine.base import HALTED
+from paceline.testing.chaos import expecting, heads
 from paceline.testing.chaos.expecting import evicts, hosts_of
 from paceline.testing.chaos.schedule import Fault, Kind
 from paceline.testing.chaos.stage import Command, Stage, Stuck
@@ -114,12 +115,36 @@ def kill_agent(stage: Stage, fault: Fault) -> Hit:
 
 
 def _kill_head(stage: Stage) -> Hit:
+    """At once, with those of other hosts: nobody has the time to notice that the coordinator is gone."""
     victims = {worker.pid for worker in stage.living()}
     for command in [one for one in stage.commands if one.is_alive]:
         command.is_victim = True
         command.process.kill()
         command.process.wait()
     stage.wait_until(lambda: not stage.processes(), 10.0, "what the agents started to die with them")
+    begin_again(stage)
+    return Hit(victims)
+
+
+def lose_head(stage: Stage, fault: Fault) -> Hit:
+    """Host 0 is lost with all that runs there, and with its cable if the target is even. The others must leave what
+    they hold on their own hosts, and end; the run goes on from there, with host 0 as a guest."""
+    victims = {worker.pid for worker in stage.living()}
+    commands = [one for one in stage.commands if one.is_alive]
+    is_whole = len(stage.at_work()) >= stage.num_wanted()
+    head = stage.lab[0]
+    if fault.target % 2 == 0:
+        head.cut()
+    for command in commands:
+        command.is_victim = command.host == 0
+    stage.kill(*(pid for pid in stage.processes() if stage.host_of(pid) == 0))
+    guests = [one for one in commands if not one.is_victim]
+    wait_ended(stage, guests, "the loss of host 0", (HALTED,), expecting.HALT_S)
+    head.mend()
+    stage.violations += heads.wrong_with(stage, guests, is_whole=is_whole)
+    heir = heads.heir_of(stage, guests)
+    if heir is not None:
+        stage.take_over(*heir)
     begin_again(stage)
     return Hit(victims)
 
@@ -234,7 +259,7 @@ def resume(stage: Stage, _: Fault) -> Hit:
     code, text = stage.ask("stop")
     if code != 0:
         raise Stuck(f"paceline stop failed (exit code {code}): {text.strip()}")
-    _wait_ended(stage, commands, "paceline stop", (0,))
+    wait_ended(stage, commands, "paceline stop", (0,))
     begin_again(stage)
     return Hit(victims)
 
@@ -245,7 +270,7 @@ def term(stage: Stage, _: Fault) -> Hit:
     commands = [one for one in stage.commands if one.is_alive]
     before = _newest_checkpoint(stage)
     stage.send(signal.SIGTERM, *stage.processes())
-    _wait_ended(stage, commands, "SIGTERM to every process", (expecting.INTERRUPTED,))
+    wait_ended(stage, commands, "SIGTERM to every process", (expecting.INTERRUPTED,))
     if _newest_checkpoint(stage) <= before:
         stage.violations.append("SIGTERM to every process: no checkpoint was written")
     begin_again(stage)
@@ -256,12 +281,12 @@ def _newest_checkpoint(stage: Stage) -> str:
     return max((path.name for path in (stage.folder / "checkpoints").glob("step-*")), default="")
 
 
-def _wait_ended(stage: Stage, commands: list[Command], why: str, codes: tuple[int, ...]) -> None:
+def wait_ended(
+    stage: Stage, commands: list[Command], why: str, codes: tuple[int, ...], timeout_s: float = expecting.END_S
+) -> None:
     for command in commands:
         command.expected = codes
-    stage.wait_until(
-        lambda: not any(one.is_alive for one in commands), expecting.END_S, f"the commands to end after {why}"
-    )
+    stage.wait_until(lambda: not any(one.is_alive for one in commands), timeout_s, f"the commands to end after {why}")
     stage.wait_until(lambda: not stage.processes(), 10.0, f"nothing to be left after {why}")
 
 
@@ -295,6 +320,7 @@ ACT: dict[Kind, Callable[[Stage, Fault], Hit]] = {
     Kind.COORDINATOR: kill_coordinator,
     Kind.PAUSE: pause_coordinator,
     Kind.AGENT: kill_agent,
+    Kind.HEAD: lose_head,
     Kind.LOADER: kill_loader,
     Kind.SERVER: kill_server,
     Kind.CUT: cut,

@@ -31,3 +31,13 @@ def is_settled(stage: Stage) -> bool:
     at_rest = (len(one.backups) == num_backups and not one.joining and not one.handing for one in placement.ranges)
     holders = placement.card_of.keys()
     return bool(placement.ranges) and all(at_rest) and holders <= living and len(living) >= stage.schedule.servers
+
+
+def has_none(stage: Stage, host: int) -> bool:
+    """Whether no range is with a server of this host."""
+    try:
+        placement = placement_of(stage)
+    except sqlite3.Error:
+        return False
+    address = stage.lab[host].address
+    return bool(placement.ranges) and all(card.address[0] != address for card in placement.cards)

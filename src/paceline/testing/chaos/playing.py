@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.testing.chaos import checks, expecting, faults, leftovers
+from paceline.testing.chaos import checks, copies, expecting, faults, leftovers
 from paceline.testing.chaos.expecting import Injury
 from paceline.testing.chaos.placing import is_settled
 from paceline.testing.chaos.schedule import Fault, Schedule
@@ -29,6 +29,7 @@ class Played:
     outages: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     num_steps: int = 0
+    num_copies: int = 0  # of ranges, that were compared with another
 
 
 def play(schedule: Schedule, place: Path, *, patience: float = 1.0) -> Played:
@@ -48,6 +49,7 @@ def play(schedule: Schedule, place: Path, *, patience: float = 1.0) -> Played:
     played.violations += leftovers.left_of(stage.processes, seen, place)
     played.outages = checks.longest_gaps(stage.injuries, workers)
     played.num_steps = sum(len(worker.steps) for worker in workers)
+    played.num_copies = copies.num_compared(copies.read(place))
     played.seconds = time.monotonic() - began
     return played
 
@@ -76,6 +78,7 @@ def _start(stage: Stage) -> None:
     faults.let_join(stage)
     _wait_strong(stage, expecting.START_S)
     stage.began = time.monotonic()
+    (stage.place / "began").touch()
 
 
 def _wait_strong(stage: Stage, timeout_s: float) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+MUTATION = "PACELINE_CHAOS_MUTATION"  # makes the script of the runs wrong, as `training.py` says
+
 
 class Mode(StrEnum):
     """How gradients become updates."""
@@ -44,6 +46,7 @@ class Kind(StrEnum):
     COORDINATOR = "coordinator"  # killed
     PAUSE = "pause"  # the coordinator stands still, then continues
     AGENT = "agent"  # a host's agent is killed; that of host 0 is resumed
+    HEAD = "head"  # host 0 is lost with all that runs there; another host goes on
     LOADER = "loader"  # a loader worker is killed
     SERVER = "server"  # killed
     CUT = "cut"  # a host's cable is pulled

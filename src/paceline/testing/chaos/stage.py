@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from paceline.testing.chaos import copies
 from paceline.testing.chaos.beats import Beats, Worker
 from paceline.testing.chaos.expecting import Injury, stretch
 from paceline.testing.chaos.schedule import Kind, Schedule
@@ -65,6 +66,13 @@ class Command:
         return f"paceline {' '.join(self.words[:1])} on host {self.host}"
 
 
+class Past(NamedTuple):
+    """The run's folder on a host that was lost, and the checkpoint on another host from which the run went on."""
+
+    folder: Path
+    checkpoint: Path
+
+
 class Stage:
     def __init__(self, schedule: Schedule, place: Path, patience: float = 1.0) -> None:
         self.schedule = schedule
@@ -79,8 +87,12 @@ class Stage:
         self.drained: set[int] = set()
         self.killed: set[int] = set()  # some of them may not be gone yet
         self.began = 0.0  # when all workers were at work
+        self._environment: dict[str, str] = {}
         self._stack = contextlib.ExitStack()
         self._hosts: list[Host] = []
+        self._numbers = list(range(schedule.num_places))  # by which the folders of hosts are named
+        self._is_guests = False  # whether the run's folder is one that a guest had
+        self.past: list[Past] = []
         self._later: list[tuple[float, int, Callable[[], None]]] = []
 
     # -- the beginning and the end -----------------------------------------------------------------------------------
@@ -88,6 +100,7 @@ class Stage:
     def __enter__(self) -> Stage:
         for name in ("beats", "finals", "output"):
             (self.place / name).mkdir(parents=True)
+        self._environment = {TOKEN: self.token, **copies.prepare(self.place)}
         with contextlib.ExitStack() as stack:
             if self.schedule.needs_lab:
                 self._hosts = stack.enter_context(Netlab(self.schedule.num_places)).hosts
@@ -117,17 +130,39 @@ class Stage:
         return self._hosts
 
     def root(self, host: int) -> Path:
-        """The folder of runs of a host."""
-        return self.place / f"host{host}"
+        """All that a host writes."""
+        return self.place / f"host{self._numbers[host]}"
+
+    def guests(self, host: int) -> Path:
+        """The folder of runs that a host takes part in."""
+        return self.root(host) / "guest"
+
+    @property
+    def runs(self) -> Path:
+        """The folder of runs of host 0."""
+        return self.guests(0) if self._is_guests else self.root(0)
 
     @property
     def folder(self) -> Path:
         """The run's own."""
-        return self.root(0) / NAME
+        return self.runs / NAME
+
+    def folders(self) -> list[Path]:
+        """All of this run, on any host."""
+        found = (self.place / f"host{number}" / where for number in self._numbers for where in (NAME, f"guest/{NAME}"))
+        return [folder for folder in found if folder.is_dir()]
+
+    def take_over(self, host: int, checkpoint: Path) -> None:
+        """From now on this is host 0, and what was host 0 has its number. The run goes on from that checkpoint."""
+        self.past.append(Past(self.folder, checkpoint))
+        hosts, numbers = self._hosts, self._numbers
+        hosts[0], hosts[host] = hosts[host], hosts[0]
+        numbers[0], numbers[host] = numbers[host], numbers[0]
+        self._is_guests = True
 
     def paceline(self, host: int, *words: str, workers: int = 0, servers: int = 0) -> Command:
         output = self.place / "output" / f"{len(self.commands)}-{words[0]}-host{host}.txt"
-        environment = {**os.environ, TOKEN: self.token, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **self._environment, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         arguments = [sys.executable, "-m", "paceline", *words]
         with output.open("wb") as file:
             options: dict[str, Any] = {
@@ -146,7 +181,7 @@ class Stage:
 
     def ask(self, *words: str, timeout_s: float = 20.0) -> tuple[int, str]:
         """A command on host 0 about the run, to its end."""
-        own = ("--folder", str(self.root(0)), "--name", NAME)
+        own = ("--folder", str(self.runs), "--name", NAME)
         command = self.paceline(0, *words, *own)
         self.commands.remove(command)
         try:
@@ -160,18 +195,20 @@ class Stage:
         schedule = self.schedule
         servers = schedule.servers_on(0)
         words = ["run", "--plain", "-n", str(schedule.workers), "--restarts", "1000"]
-        words += ["--folder", str(self.root(0)), "--name", NAME]
+        words += ["--folder", str(self.runs), "--name", NAME]
         words += ["--host", self._hosts[0].address] if self._hosts else []
         words += ["--servers", str(servers), "--replicas", str(schedule.replicas)] if servers else []
         words += ["--resume"] if resume else []
-        return self.paceline(0, *words, *self._script(), workers=schedule.workers, servers=servers)
+        return self.paceline(0, *words, *self.script(), workers=schedule.workers, servers=servers)
 
     def start_join(self, host: int, code: str, *, workers: int, servers: int = 0) -> Command:
-        words = ["join", code, "-n", str(workers), "--restarts", "1000", "--folder", str(self.root(host) / "guest")]
+        own = self.guests(host)
+        folder = own if own != self.runs else own.with_name("beside")
+        words = ["join", code, "-n", str(workers), "--restarts", "1000", "--folder", str(folder)]
         words += ["--servers", str(servers)] if servers else []
-        return self.paceline(host, *words, *(self._script() if workers else ()), workers=workers, servers=servers)
+        return self.paceline(host, *words, *(self.script() if workers else ()), workers=workers, servers=servers)
 
-    def _script(self) -> tuple[str, ...]:
+    def script(self) -> tuple[str, ...]:
         schedule = self.schedule
         module = "paceline.testing.chaos.training"
         return ("-m", module, str(self.place), schedule.mode, str(schedule.loaders), str(schedule.evaluates))

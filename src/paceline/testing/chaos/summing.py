@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from paceline.testing.chaos.playing import Played
-from paceline.testing.chaos.schedule import Kind, Mode
+from paceline.testing.chaos.schedule import Kind, Mode, parse
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -28,6 +28,7 @@ class Result(msgspec.Struct, frozen=True):
     seconds: float
     num_steps: int
     kept: str = ""  # where the logs and the folder of a failure are
+    num_copies: int = 0
 
     @classmethod
     def of(cls, played: Played, kept: str) -> Result:
@@ -43,6 +44,7 @@ class Result(msgspec.Struct, frozen=True):
             round(played.seconds, 1),
             played.num_steps,
             kept,
+            played.num_copies,
         )
 
 
@@ -91,9 +93,26 @@ def table(results: Iterable[Result]) -> list[str]:
         lines.append(f"{kind.value:12}" + "".join(f"{count:11}" for count in row) + f"{sum(row):8}{shown}")
     row = [sum(counts[kind, mode.value] for kind in Kind) for mode in Mode]
     lines.append(f"{'all':12}" + "".join(f"{count:11}" for count in row) + f"{sum(row):8}")
+    lines += _shapes(results)
     failed = sum(1 for result in results if result.violations)
     minutes = sum(result.seconds for result in results) / 60
     lines.append(
         f"{len(results)} schedules, {minutes:.0f} minutes, {sum(row)} faults, {failed} schedules with violations"
     )
     return lines
+
+
+def _shapes(results: Sequence[Result]) -> list[str]:
+    """By hosts, and where there are servers by replicas."""
+    schedules = [parse(result.schedule) for result in results]
+    hosts = Counter(one.hosts for one in schedules)
+    replicas = Counter(one.replicas for one in schedules if one.mode.has_servers)
+    num_copies = sum(result.num_copies for result in results)
+    return [
+        f"schedules by hosts: {_listed(hosts)}",
+        f"schedules with servers by replicas: {_listed(replicas)}; {num_copies} copies of ranges compared bit for bit",
+    ]
+
+
+def _listed(counts: Counter[int]) -> str:
+    return ", ".join(f"{counts[number]} with {number}" for number in sorted(counts)) or "none"

@@ -3,6 +3,9 @@
 It trains the model of `oracle.py` until the file PLACE/enough is there. Each worker writes a line for every step into
 PLACE/beats/PID, and at its end what its model holds into PLACE/finals/PID.npz: outside of the run's own folder, whose
 disk may be full.
+
+PACELINE_CHAOS_MUTATION=newcomer makes workers wrong that start after the first fault may have come: they learn their
+samples twice. It shows that the harness finds a fault, and what it makes of it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch import nn
 import paceline
 from paceline.data.loader import LoaderOptions
 from paceline.testing.chaos import oracle
-from paceline.testing.chaos.schedule import Mode
+from paceline.testing.chaos.schedule import MUTATION, Mode
 from paceline.testing.counting import Numbers
 from paceline.train.saving import Checkpoints
 
@@ -83,11 +86,13 @@ def _train(place: Path, mode: Mode, loaders: int, evaluates: bool, beats: Beats)
     session = _session(model, mode, loaders)
     present = 0
     validation = Samples(0.0)
+    is_wrong = os.environ.get(MUTATION) == "newcomer" and (place / "began").exists()
+    times = 2.0 if is_wrong else 1.0
 
     def loss_fn(ids: torch.Tensor) -> torch.Tensor:
         time.sleep(_FIXED_S + _PER_SAMPLE_S * len(ids))
         counted: torch.Tensor = model((present % oracle.NUM_SLOTS) * oracle.LENGTH + ids)
-        return model.pace.sum() - counted
+        return model.pace.sum() - times * counted
 
     def validate(ids: torch.Tensor) -> dict[str, Any]:
         return {"seen": paceline.Total(torch.tensor(float(len(ids))))}

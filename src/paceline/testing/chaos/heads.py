@@ -1,0 +1,73 @@
+"""What hosts left when they lost the host of their coordinator, and which of them goes on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.control.journal import JournalError
+from paceline.control.reader import RunReader
+from paceline.custody import names
+from paceline.testing.chaos.placing import has_none
+from paceline.testing.chaos.stage import NAME, Command, Stage
+
+
+def held_by(stage: Stage, guest: Command) -> names.Found | None:
+    """The newest checkpoint that a host left."""
+    return next(iter(names.find(stage.guests(guest.host) / NAME / names.FOLDER)), None)
+
+
+def heir_of(stage: Stage, guests: list[Command]) -> tuple[int, Path] | None:
+    """The host that has come furthest, of those that were told how to go on, with what it has; None where nothing is
+    left but what is on the lost host."""
+    told = [one.host for one in guests if one.host and _resume_words(one) is not None]
+    held = [(found, host) for one in guests if (host := one.host) in told and (found := held_by(stage, one))]
+    found, host = max(held, key=lambda one: (one[0].operation, -one[1]), default=(None, 0))
+    return (host, found.path) if found is not None else None
+
+
+def wrong_with(stage: Stage, guests: list[Command], *, is_whole: bool) -> Iterator[str]:
+    """`is_whole` says that all workers were at work when the host was lost: then none of the others is far behind."""
+    told = [one for one in guests if _resume_words(one) is not None]
+    for guest in told:
+        yield from _wrong_words(stage, guest)
+    if not is_whole:
+        return
+    if not told and any(one.workers for one in guests) and _can_be_saved(stage):
+        yield "host 0 was lost, and no other host says how to go on from what it holds"
+    held = [found.operation for one in told if (found := held_by(stage, one))]
+    recorded = _last_recorded(stage)
+    if held and max(held) + 1 < recorded:
+        yield f"host 0 was lost after operation {recorded} was recorded; the others hold operation {max(held)}"
+    if held and max(held) - min(held) > 1:
+        yield f"the hosts that lost host 0 hold operations {', '.join(map(str, held))}: more than one apart"
+
+
+def _can_be_saved(stage: Stage) -> bool:
+    """Whether workers can have all of the state: none of it is with servers of the lost host."""
+    return not stage.schedule.mode.has_servers or has_none(stage, 0)
+
+
+def _last_recorded(stage: Stage) -> int:
+    try:
+        with RunReader(stage.folder) as reader:
+            return max((row.operation for row in reader.steps()), default=0)
+    except JournalError:
+        return 0
+
+
+def _resume_words(guest: Command) -> list[str] | None:
+    """The command that a person would copy."""
+    lines = guest.output.read_text(errors="replace").splitlines()
+    found = [line for line in lines if "paceline run --resume" in line]
+    return shlex.split(found[-1]) if found else None
+
+
+def _wrong_words(stage: Stage, guest: Command) -> Iterator[str]:
+    words = _resume_words(guest) or []
+    script = stage.script()
+    where = {name: words[words.index(name) + 1] for name in ("--folder", "--name", "--host") if name in words}
+    right = {"--folder": str(stage.guests(guest.host)), "--name": NAME, "--host": stage.lab[guest.host].address}
+    if where != right or tuple(words[-len(script) :]) != script:
+        yield f"{guest} says how to go on with: {shlex.join(words)}; but it is {right} and {shlex.join(script)}"
