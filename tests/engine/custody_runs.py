@@ -84,12 +84,14 @@ def operations_in(folder: Path) -> list[int]:
 class Run:
     """A run on the first host of a lab, in `head`; others join with folders of their own."""
 
-    def __init__(self, lab: Netlab, place: Path, strategy: str = "allreduce", every: int = 0) -> None:
+    def __init__(
+        self, lab: Netlab, place: Path, strategy: str = "allreduce", every: int = 0, text: str = SCRIPT
+    ) -> None:
         self.lab = lab
         self.place = place
         self._stack = contextlib.ExitStack()
         script = place / "train.py"
-        script.write_text(SCRIPT)
+        script.write_text(text)
         self.script = (str(script), str(place), strategy, str(every))
         self.folder = place / "head" / "counted"
 
@@ -97,7 +99,7 @@ class Run:
         self._stack.close()
 
     def start(self, host: Host, *arguments: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOST": host.address}
         command = [sys.executable, "-m", "paceline", *arguments]
         process = host.popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self._stack.enter_context(process)
@@ -141,8 +143,10 @@ class Run:
 
 
 @contextlib.contextmanager
-def run_over(num_hosts: int, place: Path, strategy: str = "allreduce", every: int = 0) -> Iterator[Run]:
-    with Netlab(num_hosts) as lab, contextlib.closing(Run(lab, place, strategy, every)) as run:
+def run_over(
+    num_hosts: int, place: Path, strategy: str = "allreduce", every: int = 0, text: str = SCRIPT
+) -> Iterator[Run]:
+    with Netlab(num_hosts) as lab, contextlib.closing(Run(lab, place, strategy, every, text)) as run:
         yield run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import subprocess
 from pathlib import Path
@@ -21,6 +22,8 @@ from custody_runs import (
 
 from paceline.engine.base import HALTED
 from paceline.testing import netlab
+from paceline.testing.counting import Counting
+from paceline.testing.netlab import Netlab
 
 pytestmark = [
     pytest.mark.hosts,
@@ -111,6 +114,87 @@ def test_a_group_that_works_without_the_coordinators_host_ends_at_a_clean_point(
         one, other = (newest(tmp_path / folder / "counted") for folder in ("there", "elsewhere"))
         assert (one.operation, final_counts(one)) == (other.operation, final_counts(other))
         go_on(run, outputs[0], 1)
+
+
+# Like the script of the other tests, with parameters in several ranges and rows on servers. In the host of this address
+# a worker stands still for a while, in the moment in which all know that its step counts and servers do not.
+SERVED = """
+import os, pathlib, sys, time, torch, paceline
+from paceline.strategy.served import Served
+from paceline.testing.counting import Counting
+from paceline.train import halting
+from paceline.train.saving import Checkpoints
+halting.PATIENCE_S, halting.GATHER_S = 8.0, 20.0
+torch.set_num_threads(1)
+place, (strategy, consistency, holder) = pathlib.Path(sys.argv[1]), sys.argv[2].split("/")
+case = Counting(length=96, batch=8, seed=3, has_table=True).in_ranges(6)
+model = case.model()
+session = paceline.Session(
+    model, case.optimizer(model), data=case.data(), global_batch=case.batch, seed=case.seed, strategy=strategy,
+    consistency=consistency, checkpoints=Checkpoints(every_s=None),
+)
+apply = Served.apply
+def hold(served):
+    if (place / "hold").exists():
+        (place / "holds").touch()
+        while not (place / "go").exists():
+            time.sleep(0.01)
+    apply(served)
+if os.environ["HOST"] == holder:
+    Served.apply = hold
+def loss_fn(numbers):
+    time.sleep(0.01)
+    return -model(numbers).mean()
+with session:
+    for epoch in session.epochs(100_000):
+        for batch in epoch:
+            session.step(loss_fn, batch)
+        if session.should_stop(float("inf") if (place / "enough").exists() else -float(session.steps), patience=0):
+            break
+"""
+SERVED_CASE = Counting(length=96, batch=8, seed=3, has_table=True).in_ranges(6)
+REPLICATED = ("--servers", "2", "--replicas", "2")
+
+
+def num_copies(run: Run, agent: str) -> int:
+    return sum(row.ranges + row.backups for row in run.members() if row.is_server and row.agent == agent)
+
+
+@pytest.mark.parametrize(
+    ("mode", "holds"),
+    [("server/sync", False), ("server/sync", True), ("hybrid/sync", True), ("server/async", False)],
+)
+def test_copies_of_what_servers_held_on_the_lost_host_are_saved(tmp_path: Path, mode: str, holds: bool) -> None:
+    """Every range has a copy on each of two hosts. Who `holds` was about to make a step."""
+    leased = mode.endswith("async")
+    with Netlab(2) as lab:
+        strategy = f"{mode}/{lab.hosts[1].address if holds else ''}"
+        with contextlib.closing(Run(lab, tmp_path, strategy, text=SERVED)) as run:
+            head = run.run("-n", "1", *REPLICATED)
+            here = wait_until(lambda: run.ranks().get(0), head).agent
+            guest = run.join(1, "there", "--servers", "2")
+            both = wait_until(lambda: ranks if len(ranks := run.ranks()) == 2 else None, head, guest)
+            (there,) = {row.agent for row in both.values()} - {here}
+            num_ranges = sum(row.ranges for row in run.members())
+            wait_until(lambda: num_copies(run, there) == num_ranges, head, guest)
+            reached = run.steps()
+            wait_until(lambda: run.steps() > reached + 10, head, guest)
+            if holds:
+                (tmp_path / "hold").touch()
+                wait_until((tmp_path / "holds").exists, head, guest)
+            kill_all(pids_on(lab.hosts[0]))
+            recorded = run.steps()
+            (tmp_path / "go").touch()
+            output = finish(guest, HALTED)
+            held = newest(tmp_path / "there" / "counted")
+            assert SERVED_CASE.faults_of_checkpoint(held, leased=leased) == []
+            assert held.operation >= recorded
+            run.folder = tmp_path / "there" / "counted"
+            again = run.start(lab.hosts[1], *resume_command(output))
+            wait_until(lambda: run.steps() > held.operation + 5, again)
+            (tmp_path / "enough").touch()
+            finish(again)
+            assert SERVED_CASE.faults_of_checkpoint(newest(run.folder), leased=leased) == []
 
 
 def test_a_worker_that_was_just_started_halts_too(tmp_path: Path) -> None:

@@ -54,6 +54,20 @@ def test_backups_are_on_other_hosts_while_there_are_some(
 
 
 @MANY
+@given(sites(fewest=2), WEIGHTS, st.integers(2, 3))
+def test_backups_go_to_another_host_when_one_comes(group: dict[str, Site], pick: list[int], num_replicas: int) -> None:
+    """Also those that have been with their primary on the only host that there was."""
+    weights = [float(weight) for weight in pick]
+    first = {name: site for name, site in group.items() if site.host == group["s0"].host}
+    before = place(weights, first, num_replicas)
+    after = place(weights, group, num_replicas, before)
+    num_hosts = len({site.host for site in group.values()})
+    for homes in after:
+        assert len({group[home].host for home in homes}) == min(num_hosts, len(homes))
+    assert place(weights, group, num_replicas, after) == after
+
+
+@MANY
 @given(sites(), WEIGHTS)
 def test_each_server_has_its_part(group: dict[str, Site], pick: list[int]) -> None:
     weights = weights_for(group, pick)

@@ -42,8 +42,10 @@ class Group:
         pull: Need | None = None,
         parcel: Any = None,
         notes: bool = False,
+        orphaned: bool = False,
     ) -> Outcome:
-        request = Request(self.keepers[name].placement.version, ranges or (0,), commit, push, pull, notes=notes)
+        version = self.keepers[name].placement.version
+        request = Request(version, ranges or (0,), commit, push, pull, notes=notes, orphaned=orphaned)
         return self.keepers[name].serve(request, parcel)
 
     def load(

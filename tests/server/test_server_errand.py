@@ -127,3 +127,23 @@ def test_it_says_of_which_attempt_the_step_was_made_already() -> None:
     assert errand.counted is None
     errand.answered("b", Answer(1, counted={1: Commit(1, 1, 3, 1.0)}))
     assert errand.counted == Commit(1, 1, 3, 1.0)
+
+
+def test_an_orphan_asks_whoever_is_left_and_sees_what_nobody_has() -> None:
+    placement = Placement(1, 1, 1, (), (replicas("a", "b"), replicas("b", "a"), replicas("a", "c")))
+    errand = Errand(range(3), pull=Need(), exports=True, orphaned=True)
+    requests = errand.requests(placement)
+    assert {server: request.ranges for server, request in requests.items()} == {"a": (0, 2), "b": (1,)}
+    assert all(request.orphaned for request in requests.values())
+    errand.lost("a")
+    errand.answered("b", Answer(1))
+    assert errand.forlorn(placement) == set()
+    requests = errand.requests(placement)
+    assert {server: request.ranges for server, request in requests.items()} == {"b": (0,), "c": (2,)}
+    errand.lost("c")
+    errand.answered("b", Answer(1))
+    assert errand.left == errand.forlorn(placement) == {2}
+    waiting = Errand(range(1), pull=Need())
+    waiting.requests(placement)
+    waiting.lost("a")
+    assert waiting.forlorn(placement) == set(), "who has a coordinator waits for the next primary"

@@ -481,3 +481,47 @@ def test_of_ranges_that_were_not_lost_nothing_is_given_up() -> None:
     group.load("a", epoch=1, prefix=2, num_leases=10)
     answer = group.ask("a", pull=Need(epoch=1, prefix=5, settled=5), notes=True).answer
     assert (answer.pulled, answer.forgone) == ({0: Refusal.EARLY}, {})
+
+
+# -- without a coordinator ---------------------------------------------------------------------------------------------
+
+
+def test_a_backup_makes_for_an_orphan_the_step_that_all_had_staged_and_shows_it() -> None:
+    """The primary is gone, and nobody says who is the next one."""
+    group = Group("ab", replicas("a", "b"))
+    group.load("a")
+    for rank in (0, 1):
+        group.ask("a", push=Stage(1, 1, rank), parcel=f"of {rank}")
+    group.deliver("a")
+    commit = Commit(1, 1, 2, 1.0)
+    outcome = group.ask("b", commit=commit, pull=Need(step=1), notes=True, orphaned=True)
+    made = ("step", 1, ((0, "of 0"), (1, "of 1")))
+    answer = group.answer("b", outcome)
+    assert (answer.pushed, answer.pulled) == ({}, {})
+    assert answer.records[0].step == 1
+    assert outcome.parcel == {0: (("since", 1, 0), made)}
+    again = group.ask("b", commit=commit, pull=Need(step=1), orphaned=True)
+    assert again.parcel == outcome.parcel, "it counts once"
+    group.ask("a", commit=commit)
+    group.deliver("a")
+    assert group.log("a") == group.log("b") == [made], "if the primary lives after all, both have the same"
+
+
+def test_an_orphan_does_not_wait_for_copies_on_the_host_that_is_lost() -> None:
+    group = Group("ab", replicas("a", "b"))
+    group.load("a")
+    group.ask("a", push=Apply(0, 0))
+    assert not group.is_free("a", group.ask("a", pull=Need()))
+    outcome = group.ask("a", pull=Need(), orphaned=True)
+    assert group.answer("a", outcome).pulled == {}
+    assert outcome.parcel[0][-1] == ("lease", 0, 0)
+
+
+def test_who_is_being_brought_up_has_nothing_to_show_to_an_orphan() -> None:
+    group = Group("abc", replicas("a", "b"))
+    group.load("a")
+    group.tell(replicas("a", "b", joining=[("c", 2)]))
+    assert group.ask("c", pull=Need(), orphaned=True).answer.pulled == {0: Refusal.MOVED}
+    assert group.ask("b", pull=Need(), orphaned=True).answer.pulled == {}
+    empty = Group("a", replicas("a"))
+    assert empty.ask("a", pull=Need(), orphaned=True).answer.pulled == {0: Refusal.EMPTY}

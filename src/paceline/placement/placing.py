@@ -53,7 +53,7 @@ def place(
         for number in range(len(weights)):
             banned = banned_beside(homes[number], sites)
             wish = known[number][rank] if rank < len(known[number]) else ""
-            if wish and wish not in homes[number]:
+            if wish and wish not in banned:
                 layer.put(number, wish)
             else:
                 layer.find_room(number, [name for name in walk(number) if name not in banned])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -35,6 +36,7 @@ logger = logging.getLogger("paceline.server")
 
 ERRAND_S = 120.0
 DIAL_S = 5.0
+ORPHAN_DIAL_S = 2.0  # of who has little time, and knows that some are gone
 LAST_WORD_S = 5.0
 _SLICE_S = 0.1  # between two looks at whether a wait is still worth it
 _SHORTEST_S, _LONGEST_S = 0.0005, 0.05  # between two tries
@@ -74,6 +76,7 @@ class GroupClient:
         self._lines: dict[str, Postbox] = {}
         self._owing: set[str] = set()  # servers that have not answered yet
         self._twins: list[GroupClient] = []
+        self._began: float | None = None  # the errand under way
         self._seen: dict[str, int] = {}  # how many updates each server had made when it was last pulled from
 
     # -- memory and placement ----------------------------------------------------------------------------------------
@@ -85,6 +88,11 @@ class GroupClient:
     @property
     def placement(self) -> Placement:
         return self._placement
+
+    @property
+    def waited_s(self) -> float:
+        """How long the errand under way has taken; 0 without one."""
+        return time.monotonic() - self._began if self._began is not None else 0.0
 
     @property
     def is_near(self) -> bool:
@@ -133,6 +141,8 @@ class GroupClient:
         `is_enough`, asked between two tries, said that what is done suffices."""
         deadline = Deadline(seconds, what)
         pause_s = _SHORTEST_S
+        is_first = self._began is None  # one may be made in the middle of another
+        self._began = time.monotonic() if is_first else self._began
         try:
             while True:
                 placement = self._placement
@@ -146,6 +156,8 @@ class GroupClient:
             for server in list(errand.under_way):
                 self._break_off(server)
             raise
+        finally:
+            self._began = None if is_first else self._began
 
     def _wait_for_news(self, seen: Placement, pause_s: float) -> None:
         with self._changed:
@@ -159,7 +171,7 @@ class GroupClient:
                 request, seen=self._seen.get(server, -1), detail=msgspec.Raw(msgspec.msgpack.encode(parcel.detail))
             )
             try:
-                line = self._line(server, placement)
+                line = self._line(server, placement, ORPHAN_DIAL_S if errand.is_orphaned else DIAL_S)
                 line.send("request", whole, parcel.tensors, parcel.wanted, deadline=deadline)
                 self._owing.add(server)
                 sent[server] = parcel
@@ -200,6 +212,8 @@ class GroupClient:
 
     def _look_at_refusals(self, errand: Errand, deadline: Deadline) -> None:
         self._check()
+        if forlorn := errand.forlorn(self._placement):
+            raise Unserved(f"{deadline.operation}: no server that can be reached has the ranges {_few(forlorn)}")
         if Refusal.STALE in errand.refusals.values():
             raise Superseded(f"{deadline.operation}: its generation is over")
         empty = {number for number, refusal in errand.refusals.items() if refusal is Refusal.EMPTY}
@@ -213,12 +227,16 @@ class GroupClient:
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    def _line(self, server: str, placement: Placement) -> Postbox:
+    def hang_up(self) -> None:
+        """Dial every server anew: who is gone without a word does not answer that, and is not waited for."""
+        for server in list(self._lines):
+            self._hang_up(server)
+
+    def _line(self, server: str, placement: Placement, dial_s: float) -> Postbox:
         if server not in self._lines:
             waiter = _Watching(self, server)
-            connection = reach(
-                self._endpoint, placement.card_of[server], Deadline(DIAL_S, f"reaching server {server}"), waiter
-            )
+            deadline = Deadline(dial_s, f"reaching server {server}")
+            connection = reach(self._endpoint, placement.card_of[server], deadline, waiter)
             connection.waiter = waiter
             self._lines[server] = Postbox(connection, self._memories)
         return self._lines[server]
@@ -255,8 +273,7 @@ class GroupClient:
             raise ConnectionLost(f"server {server} is gone, as placement {self._placement.version} says")
 
     def close(self) -> None:
-        for server in list(self._lines):
-            self._hang_up(server)
+        self.hang_up()
         self._memory.close()
 
 

@@ -1,12 +1,13 @@
 """One request to the whole group, on its way: to which server which part of it goes next.
 
 An errand is done when every range has taken its push and given what was pulled. Servers may die, and ranges move, in
-the middle of it: whatever is not done is asked of whoever is primary then. To ask twice is harmless.
+the middle of it: whatever is not done is asked of whoever is primary then. To ask twice is harmless. Without a
+coordinator nobody becomes primary: who is `orphaned` asks the next one that has the range, when one cannot be reached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -24,9 +25,11 @@ class Errand:
         pull: Need | None = None,
         exports: bool = False,
         notes: bool = False,
+        orphaned: bool = False,
     ) -> None:
         numbers = tuple(ranges)
-        self._content = Request(0, (), commit, push, pull, exports, notes)
+        self._content = Request(0, (), commit, push, pull, exports, notes, orphaned=orphaned)
+        self._gone: set[str] = set()  # servers that could not be reached
         self.records: dict[int, Record] = {}  # of ranges that were exported, or noted
         self.forgone: dict[int, Spans] = {}  # those that have lost updates for good, and which
         self._to_push = set(numbers) if commit is not None or push is not None else set()
@@ -51,7 +54,7 @@ class Errand:
         """What to send now, one request a server at most; it is under way then."""
         found: dict[str, Request] = {}
         busy = {number for request in self._under_way.values() for number in request.ranges}
-        for server, held in placement.ranges_of.items():
+        for server, held in self._speakers(placement).items():
             if server in self._under_way:
                 continue
             pushes = tuple(number for number in held if number in self._to_push and number not in busy)
@@ -69,9 +72,33 @@ class Errand:
                     exports=content.exports,
                     notes=content.notes,
                     began=placement.began,
+                    orphaned=content.orphaned,
                 )
         self._under_way.update(found)
         return found
+
+    def _speakers(self, placement: Placement) -> Mapping[str, Sequence[int]]:
+        """Whom to ask for which ranges."""
+        if not self.is_orphaned:
+            return placement.ranges_of
+        found: dict[str, list[int]] = {}
+        for number in range(len(placement.ranges)):
+            if (server := self._speaker(number, placement)) is not None:
+                found.setdefault(server, []).append(number)
+        return found
+
+    def _speaker(self, number: int, placement: Placement) -> str | None:
+        replicas = placement.ranges[number]
+        servers = (replica.server for replica in (replicas.primary, *replicas.backups))
+        return next((server for server in servers if server not in self._gone), None)
+
+    @property
+    def is_orphaned(self) -> bool:
+        return self._content.orphaned
+
+    def forlorn(self, placement: Placement) -> set[int]:
+        """The ranges that nobody has who could be reached."""
+        return {number for number in self.left if self.is_orphaned and self._speaker(number, placement) is None}
 
     def answered(self, server: str, answer: Answer) -> tuple[int, ...]:
         """An answer came; the ranges of which it gave what was wanted. What else it tells of a range, another will."""
@@ -99,6 +126,7 @@ class Errand:
     def lost(self, server: str) -> None:
         """The connection broke: whether anything was done is found out by asking again."""
         self._under_way.pop(server, None)
+        self._gone.add(server)
 
     @property
     def under_way(self) -> tuple[str, ...]:

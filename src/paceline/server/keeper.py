@@ -17,6 +17,8 @@ Invariants
   its workers may hear of it before its servers do.
 - An update that counts, and that a range which was restored after a loss never got, stays on record with the range:
   it is told again until somebody has heard of it.
+- Who is orphaned saves what there is, and ends: for its sake a backup makes a commit that all workers had agreed on,
+  and shows what it has. A primary that lives makes the same commit, if anybody is left to go on with it.
 - A server that was primary and is not any more answers MOVED, also for what it has done but not acknowledged: the
   request is made again elsewhere, where it counts if it has not yet.
 
@@ -291,7 +293,7 @@ class Keeper:
         if request.commit is None and not (request.exports or request.notes):
             forgone = {}
         said = Answer(self.placement.version, pushed, pulled, self._counted(tenures, request), records, forgone=forgone)
-        return Outcome(request, said, answer, self._waits_for(mine), tenures)
+        return Outcome(request, said, answer, {} if request.orphaned else self._waits_for(mine), tenures)
 
     def _counted(self, tenures: dict[int, Tenure], request: Request) -> dict[int, Commit]:
         """Where the step that is about to be done was made of an earlier attempt."""
@@ -311,6 +313,8 @@ class Keeper:
             return Refusal.EARLY if is_behind else Refusal.MOVED
         if number >= len(self.placement.ranges):
             return Refusal.EARLY if is_behind else Refusal.MOVED
+        if request.orphaned:
+            return self._refusal_to_orphan(number)
         replicas = self.placement.ranges[number]
         if replicas.primary.server != self.me or number in self._disowned:
             return Refusal.EARLY if is_behind else Refusal.MOVED
@@ -319,6 +323,12 @@ class Keeper:
         if not self._tenures[number].loaded and not isinstance(request.push, Load):
             return Refusal.EMPTY
         return None
+
+    def _refusal_to_orphan(self, number: int) -> Refusal | None:
+        tenure = self._tenures.get(number)
+        if tenure is None or not tenure.is_complete:
+            return Refusal.MOVED
+        return None if tenure.loaded else Refusal.EMPTY
 
     def _commit(self, ranges: Sequence[int], commit: Commit, refused: dict[int, Refusal]) -> None:
         due = []
@@ -334,7 +344,7 @@ class Keeper:
                 refused[number] = Refusal.EARLY
         if due:
             self._carry_out(due, commit)
-            self._forward(due, None, commit=commit)
+            self._forward([number for number in due if self._is_primary(number)], None, commit=commit)
 
     def _carry_out(self, ranges: Sequence[int], commit: Commit) -> None:
         """Where the state was lost, pushes may be missing, which went to who had it before, or was taken to have it
@@ -510,7 +520,7 @@ class Keeper:
         moved = {
             number: Refusal.MOVED
             for number, tenure in outcome.tenures.items()
-            if not self._is_primary(number) or self._tenures.get(number) is not tenure
+            if not (outcome.request.orphaned or self._is_primary(number)) or self._tenures.get(number) is not tenure
         }
         counted = {number: commit for number, commit in answer.counted.items() if number not in moved}
         return Answer(

@@ -92,7 +92,8 @@ class Request(msgspec.Struct, frozen=True):
     """`version` is the placement that the worker goes by, `began` the version in which the run was founded whose state
     that is, -1 if that is not said. `detail` describes the tensors that come along, and what is to be pulled, for the
     store. `exports` asks for the whole state of the ranges, `notes` for what was applied to what is pulled. `seen` is
-    how many updates the server had made when this worker last pulled, -1 if that is not known."""
+    how many updates the server had made when this worker last pulled, -1 if that is not known. Who is `orphaned` has no
+    coordinator any more that would name another primary: whoever has a range speaks for it, and waits for nobody."""
 
     version: int
     ranges: tuple[int, ...]
@@ -103,6 +104,7 @@ class Request(msgspec.Struct, frozen=True):
     notes: bool = False
     seen: int = -1
     began: int = -1
+    orphaned: bool = False
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 

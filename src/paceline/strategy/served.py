@@ -89,6 +89,8 @@ class Served:
         self._had: dict[int, LeaseSet] = {}  # what was applied to the values that are here, range by range
         self.num_leases = 0  # of an epoch, where leases are done
         self._commit: Commit | None = None
+        self._making: Commit | None = None  # the step that counts, and that servers may not have made yet
+        self._is_orphaned = False
         self._state = ServedState(self.layout, sparse, optimizers)
 
     def connect(self, client: GroupClient) -> None:
@@ -120,6 +122,7 @@ class Served:
         self.client.wait_for_founding(standing.founding, Deadline(PLACEMENT_S, what))
         if standing.generation:
             self._fence(standing)
+        self._making = None
         self._rows.forget_ahead()
         self._rows.need = Need(step=standing.step)
         if self._dense is not None:
@@ -262,6 +265,7 @@ class Served:
     def apply(self) -> None:
         commit, self._commit = self._commit, None
         assert commit is not None
+        self._making = commit
         if self._dense is not None:
             self._dense.apply()
         self._standing = self._standing._replace(step=commit.step)
@@ -274,6 +278,7 @@ class Served:
         self._rows.came_ahead(Need(step=commit.step))
         if self._dense is None:
             self._flats.swap()
+        self._making = None
 
     def _run(self, what: str, pack: Callable[[Request], Parcel], **content: Any) -> Errand:
         errand = Errand(range(self.layout.num_ranges), **content)
@@ -389,8 +394,16 @@ class Served:
             del state["optimizers"], state["values"]
         return state
 
+    def be_orphaned(self) -> int:
+        """The coordinator is gone for good. From now on a full state is what the servers that are left have, with the
+        step that this worker was about to make, whose number this is; 0 if there is none."""
+        self._is_orphaned = True
+        self.client.hang_up()
+        return self._making.step if self._making is not None else 0
+
     def _gather(self) -> dict[str, Any]:
-        state = self._state.gather(self.client, self._standing.step)
+        making = self._making if self._is_orphaned else None
+        state = self._state.gather(self.client, self._standing.step, orphaned=self._is_orphaned, commit=making)
         self._tell_forgone(self._state.forgone)
         return state
 

@@ -24,7 +24,7 @@ from paceline.server.client import GroupClient
 from paceline.server.dense import COUNTS, joined, settings_of
 from paceline.server.errand import Errand
 from paceline.server.layout import Layout, Part, Span
-from paceline.server.messages import Need, Request, Spans
+from paceline.server.messages import Commit, Need, Request, Spans
 from paceline.server.parcels import Detail, Making, Packing, Parcel, Slice, TableChunk, WaitingChunk
 from paceline.strategy.replicated import clock_of, pack, unpack, unpack_waiting
 from paceline.strategy.sparse import Sparse
@@ -156,16 +156,19 @@ class ServedState:
 
     # -- from the servers --------------------------------------------------------------------------------------------
 
-    def gather(self, client: GroupClient, step: int) -> dict[str, Any]:
-        """Everything, as of a step, in torch's form. Of leases each range is as of some moment, and says which it
-        has."""
+    def gather(
+        self, client: GroupClient, step: int, *, orphaned: bool = False, commit: Commit | None = None
+    ) -> dict[str, Any]:
+        """Everything, as of a step, in torch's form. Of leases each range is as of some moment, and says which it has.
+        Who is `orphaned` also has the `commit` made that it was about to make."""
         parcels: list[Parcel] = []
 
         def ask(_: Request) -> Parcel:
             parcels.append(Parcel(Detail(exports=True)))
             return parcels[-1]
 
-        errand = Errand(range(self._layout.num_ranges), pull=Need(step=step), exports=True)
+        everything = range(self._layout.num_ranges)
+        errand = Errand(everything, commit=commit, pull=Need(step=step), exports=True, orphaned=orphaned)
         client.run(errand, ask, "gathering the state of the servers")
         self.gathered_step = max((record.step for record in errand.records.values()), default=0)
         self.forgone = errand.forgone

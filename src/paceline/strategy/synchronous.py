@@ -220,6 +220,10 @@ class Synchronous:
         if not agreement.counts:
             return
         self._aggregation.apply()
+        self.complete(agreement)
+
+    def complete(self, agreement: Agreement) -> None:
+        """What belongs to the update beside what the aggregation has made."""
         assert agreement.buffers is not None
         self._buffers.commit(agreement.buffers)
 

@@ -5,12 +5,14 @@ died is started again within seconds by its agent; when its whole host is gone, 
 joined from another host waits `PATIENCE_S` for a word of it. After that
 
 - a group that still works, and has nobody on the coordinator's host, agrees on the end in its headers;
-- one that does not get on is given up: whom it waits for is on the host that is gone, most likely;
+- one that does not get on is given up: whom it waits for is on the host that is gone, most likely, be it a worker or
+  a server;
 - whoever waits for a plan waits no longer, also one that has no state yet: to start it again would not help.
 
 Then one worker of each host writes a checkpoint of the last operation that it applied, into the folder of the run on
 that host. The run can go on from there (`paceline run --resume`); nothing is lost but what no worker of that host had
-applied.
+applied. What servers hold is had from whoever is left: of each range a primary or a backup, which makes the step that
+this worker was about to make.
 """
 
 from __future__ import annotations
@@ -161,6 +163,14 @@ class Halting:
             held = f"what this worker holds could not be saved: {error}"
         print(f"paceline: {orphaned}\npaceline: {held}", file=sys.stderr, flush=True)
         self.has_halted = True
+
+    def check_wait(self, waited_s: float) -> None:
+        """Raise if servers have been waited for so long that they must be on the host that is lost."""
+        if not self._gather_by and waited_s > self.patience_s and self.is_due():
+            raise Orphaned(
+                f"neither the coordinator nor servers that hold a part of the model have been heard of for "
+                f"{waited_s:.0f} s; their host is lost, most likely"
+            )
 
     def check(self) -> None:
         """Raise if servers are waited for in vain."""

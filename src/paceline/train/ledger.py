@@ -280,13 +280,19 @@ class TrainingLedger:
         rows = self._progress.unrecorded()
         return [*rows.restored, *rows.steps, *([self.row] if self.row is not None else [])]
 
-    def leave_behind(self, num_leases: int, step_on_servers: Callable[[], int]) -> Path | None:
-        """Write what this worker holds on its own host; where. None if nothing was trained yet. Servers that are ahead
-        of this worker hold samples that its cursor does not count."""
+    def leave_behind(
+        self, num_leases: int, step_on_servers: Callable[[], int], complete: Callable[[], bool] | None
+    ) -> Path | None:
+        """Write what this worker holds on its own host; where. None if nothing was trained yet. If this worker was
+        about to make a step, the servers that are left make it now, and `complete` counts it. Servers that are ahead of
+        this worker hold samples that its cursor does not count."""
         if not self.book.steps:
             return None
+        if complete is not None:
+            self.training.of_everything()
+            complete()
         contents = self._contents(self._look_applied() + num_leases, {})
-        if step_on_servers is not None and step_on_servers() > self.book.steps:
+        if step_on_servers() > self.book.steps:
             raise Orphaned(
                 f"servers have made step {step_on_servers()}, and this worker has seen {self.book.steps} of them"
             )

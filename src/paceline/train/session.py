@@ -24,6 +24,7 @@ Contract
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -457,13 +458,18 @@ class Session:
         """The coordinator is gone for good: this worker ends, and what it holds stays on its host."""
         aggregation, num_leases = self._strategy.aggregation, 0
         served = aggregation if isinstance(aggregation, Served) else None
+        making = served.be_orphaned() if served is not None else 0
         if self._leasing is not None:
             served, num_leases = None, self._leasing.num_done()  # each range says which leases it has
 
         def step_on_servers() -> int:
             return served.gathered_step if served is not None else 0
 
-        self.halting.halt(orphaned, lambda: self._ledger.leave_behind(num_leases, step_on_servers))
+        def leave_behind() -> Path | None:
+            complete = functools.partial(self._stepping.complete, making) if making else None
+            return self._ledger.leave_behind(num_leases, step_on_servers, complete)
+
+        self.halting.halt(orphaned, leave_behind)
         self._finish(0.1)
 
     def _check(self) -> None:
@@ -473,6 +479,7 @@ class Session:
 
     def _check_wait(self) -> None:
         self.halting.check()
+        self.halting.check_wait(self._servers.waited_s if self._servers is not None else 0.0)
         if self._joined is not None:
             self._joined.membership.check_wait()
 

@@ -54,6 +54,7 @@ class StepLoop:
         self._limit = 0  # samples that fit into memory, as was told last
         self._bound = (-1, -1)  # the generation and the swap that the strategy is bound to
         self._prepared: Batch | None = None
+        self._making: tuple[int, Callable[[], None]] | None = None  # a step that counts, and how to count it
         self.given: Batch | None = None
         self.num_epochs = 0
 
@@ -148,7 +149,32 @@ class StepLoop:
         book = self._ledger.book
         if not agreement.counts and self._nonfinite == "stop":
             raise NonFiniteGradient(f"step {book.steps + 1} (operation {place.operation}): {agreement.reason}")
+        self._making = book.steps + 1, lambda: self._complete(place, agreement, batch, began)
         self._strategy.apply(agreement)
+        self._making = None
+        seconds = self._count(place, agreement, batch, began)
+        self._report_speed(place, batch, compute_s, seconds)
+        if (burden := self._sharing.observe(place.plan, place.rank, book, agreement.rows)) is not None:
+            self._join().client.post(burden)
+        self._ledger.keep_result(place.operation, agreement.loss, self._headers.stopping_agreed)
+        return agreement.loss
+
+    def complete(self, step: int) -> bool:
+        """Servers have made this step after all, of which this worker was told that it counts before it had to give up:
+        count it. Whether that was so."""
+        making, self._making = self._making, None
+        if making is None or not making[0] == step == self._ledger.book.steps + 1:
+            return False
+        making[1]()
+        return True
+
+    def _complete(self, place: Place, agreement: Agreement, batch: Batch, began: float) -> None:
+        self._strategy.complete(agreement)
+        self._count(place, agreement, batch, began)
+
+    def _count(self, place: Place, agreement: Agreement, batch: Batch, began: float) -> float:
+        """The update of a step is made; how long the step took."""
+        book = self._ledger.book
         cursor = book.cursor
         book.cursor = advance(cursor, batch.total, self._batches.length)
         book.steps += 1
@@ -170,11 +196,7 @@ class StepLoop:
                 time=time.time(),
             )
         )
-        self._report_speed(place, batch, compute_s, seconds)
-        if (burden := self._sharing.observe(place.plan, place.rank, book, agreement.rows)) is not None:
-            self._join().client.post(burden)
-        self._ledger.keep_result(place.operation, agreement.loss, self._headers.stopping_agreed)
-        return agreement.loss
+        return seconds
 
     def _report_speed(self, place: Place, batch: Batch, compute_s: float, seconds: float) -> None:
         speed = batch.samples / compute_s if compute_s > 0 else 0.0
