@@ -180,7 +180,8 @@ def run_case(folder: Path, case: Case) -> None:
         send_to_all(command, case)
         code = command.wait()
         assert code == 128 + case.number, command.err
-        assert "was interrupted" in command.err
+        assert "was interrupted\ngo on after operation" in command.err
+        assert "  paceline run --resume " in command.err
         assert "Traceback" not in command.err, command.err
     num_epochs = check_interrupted(folder) + 2
     code, _, err = completed(folder, *options_of(case), "--resume", script, str(num_epochs), *mode)

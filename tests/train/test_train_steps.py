@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -227,6 +228,44 @@ def test_alone_it_resumes_where_it_says_so(tmp_path: Path, make: Make) -> None:
                 for batch in epoch:
                     session.step(loss_fn, batch)
         assert session.steps == expected
+
+
+def stop_after_two(session: Session, loss_fn: Callable[..., torch.Tensor]) -> None:
+    for epoch in session.epochs(5):
+        for batch in epoch:
+            session.step(loss_fn, batch)
+        if session.should_stop(math.inf if epoch.number == 1 else -float(session.steps), patience=0):
+            break
+
+
+def test_who_comes_after_the_decision_to_stop_early_leaves_the_loop_too(make: Make) -> None:
+    """It runs the script from its top; the others are behind the loop already."""
+    session, loss_fn = make()
+    stop_after_two(session, loss_fn)
+    later, loss_fn = make()
+    later._seat()
+    later._ledger.book = session._ledger.book.copy()
+    stop_after_two(later, loss_fn)
+    assert later.steps == session.steps == 6
+    assert [epoch.number for epoch in itertools.islice(later.epochs(5), 1)] == [5], "the next loop is another one"
+
+
+def test_a_run_that_stopped_early_and_is_resumed_goes_on(tmp_path: Path, make: Make) -> None:
+    """That is what its user wants: it has come to its end before."""
+    for expected in (6, 15):
+        session, loss_fn = make(checkpoints=Checkpoints(folder=tmp_path, every_s=None, resume=True))
+        stop_after_two(session, loss_fn)
+        session.close()
+        assert session.steps == expected
+
+
+def test_a_decision_to_stop_that_the_script_does_not_follow_stops_nothing(make: Make) -> None:
+    session, loss_fn = make()
+    for epoch in session.epochs(3):
+        for batch in epoch:
+            session.step(loss_fn, batch)
+        session.should_stop(math.inf, patience=0)
+    assert session.steps == 9
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 
 import pytest
 from hypothesis import given, settings
@@ -75,3 +76,12 @@ def test_a_line_is_one_harmless_line_of_at_most_so_many_letters(text: str, most:
     assert len(line) <= most
     assert line.isprintable()
     assert words.clean(text).replace("\n", "").isprintable()
+
+
+def test_of_a_traceback_in_one_line_the_error_is_what_counts() -> None:
+    try:
+        raise ValueError("boom")
+    except ValueError as error:
+        text = "".join(traceback.format_exception(error))
+    assert words.one_line(f"failed worker 5238f383: {text}", 300) == "failed worker 5238f383: ValueError: boom"
+    assert words.one_line("Traceback (most recent call last):", 300) == "Traceback (most recent call last):"

@@ -227,6 +227,8 @@ def report(outcome: Outcome, explanation: list[str], place: Place, resume: Seque
         lines = [f"paceline: the run {place.name} failed", *explanation]
     else:
         lines = [f"paceline: the run {place.name} was interrupted"]
+        if resume and (found := names.find(place.folder / names.FOLDER)):
+            lines += [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
     if lost:
         lines.append(f"lost: {lost}")
     with contextlib.suppress(OSError):

@@ -27,6 +27,7 @@ class Book(msgspec.Struct):
     outside: list[Any] = []
     balance: Balance = Balance()
     num_scheduled: int = 0  # leases of the epoch for which schedules were moved on
+    is_stopped: bool = False  # the loop over epochs was to be left, and has not gone on since
     settling: str = ""  # how the last update was decided, where servers may not have made it yet
 
     def copy(self) -> Book:

@@ -81,6 +81,7 @@ class Judging:
         self._ledger.settle(place.operation)
         self._ledger.book.judge(score, mode, min_delta)
         answer = self._ledger.book.num_worse > patience
+        self._ledger.book.is_stopped = answer and self._ledger.in_loop
         self._ledger.record_outside(answer)
         self._ledger.keep_result(place.operation, answer, self._headers.stopping_agreed)
         return answer

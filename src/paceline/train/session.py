@@ -273,6 +273,8 @@ class Session:
         self._stepping.num_epochs = self._first_epoch
         if self._leasing is not None:
             self._leasing.num_epochs = self._first_epoch
+        if self._ledger.book.is_stopped and first <= self._ledger.book.cursor.epoch < first + count:
+            return  # whoever starts later leaves this loop where the others did
         while True:
             cursor = self._ledger.book.cursor
             if self._leasing is not None and cursor.epoch == self._leasing.finished_epoch:
@@ -284,7 +286,7 @@ class Session:
                 cursor = self._ledger.book.cursor = next_epoch(cursor, self._batches.length)
             if cursor.epoch >= first + count:
                 return
-            self._ledger.in_loop = True
+            self._ledger.in_loop, self._ledger.book.is_stopped = True, False
             try:
                 yield Epoch(self, cursor.epoch)
             finally:
@@ -560,6 +562,7 @@ class Session:
         if self._closed:
             return
         if self._joined is not None and not self._endings.has_failed:
+            self._ledger.book.is_stopped = False  # to resume a run that came to its end is to go on
             try:
                 outcome = self._joined.membership.operate(Kind.END, self._attempt_end)
                 if outcome == END:
