@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline import engine
+from paceline.testing.account import account_of
 from paceline.testing.forking import fork_context
 
 WAIT_S = 60.0
@@ -117,10 +118,15 @@ class Command:
 
 @contextlib.contextmanager
 def paceline(folder: Path, *arguments: str, **environment: str) -> Iterator[Command]:
-    """Started in this folder; at the end nothing of it may be left."""
+    """Started in this folder; at the end nothing of it may be left. What fails meanwhile has a note of what it said."""
     command = Command(folder, arguments, environment)
     try:
         yield command
+    except BaseException as error:
+        error.add_note(f"output of the command:\n{command.out}\nits errors:\n{command.err}")
+        for path in sorted(folder.rglob("run.db")):
+            error.add_note(account_of(path.parent))
+        raise
     finally:
         command.close()
 

@@ -3,22 +3,26 @@ epoch's end, and what each checkpoint has, is exact; so is what comes of going o
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from counting_trainers import Case, train, train_and_give_late
-from test_train_leases import wait_for_leases
+from test_train_leases import num_leases, wait_for_leases
 from test_train_servers import settings_for
 
 from paceline.checkpoint import find, read
+from paceline.control.lease_set import LeaseSet, lease_set
 from paceline.control.losses import numbers_in
 from paceline.data.order import EpochOrder
+from paceline.testing.account import account_of
 from paceline.testing.counting import Counting
-from paceline.testing.rehearsal import Rehearsal
+from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.watch.losses import find_lost
 
 torch.set_num_threads(1)
@@ -31,7 +35,28 @@ TABLE = COUNTING._replace(has_table=True)
 def run_once(case: Case, workers: int, servers: int, folder: Path) -> list[Any]:
     folder.mkdir(parents=True, exist_ok=True)
     with Rehearsal(train, case, workers=workers, folder=folder, settings=settings_for(workers, servers)) as run:
-        return run.finish()
+        results = run.finish()
+    assert not any(isinstance(result, Died) for result in results), f"{results}\n{account_of(folder)}"
+    return results
+
+
+def run_until(case: Case, workers: int, folder: Path, look: Callable[[Rehearsal], Any]) -> Any:
+    """For as many epochs as it takes: how many checkpoints there are in one depends on the disk. What was seen."""
+    folder.mkdir(parents=True)
+    endless = case._replace(epochs=10**6)
+    with Rehearsal(train, endless, workers=workers, folder=folder, settings=settings_for(workers, 2)) as run:
+        found = run.wait_for(lambda: look(run))
+        run.ask("halt", "that is enough")
+        run.finish()
+        return found
+
+
+def done_in(path: Path, case: Case) -> LeaseSet:
+    """What a checkpoint has, in all of its ranges."""
+    contents = read(path)
+    if case.consistency == "sync":
+        return LeaseSet(contents.epoch, contents.position // case.counting.batch)
+    return functools.reduce(LeaseSet.meet, (lease_set(*record) for record in contents.state["leases"].values()))
 
 
 def check_results(results: list[Any], case: Case) -> None:
@@ -61,7 +86,7 @@ def test_every_worker_and_every_checkpoint_has_exactly_what_was_done(
     than that of whom one asks."""
     case = Case(counting, consistency, epochs=4, pause_s=0.002, every_steps=1, keep_last=1000)
     check_results(run_once(case, workers, servers, tmp_path), case)
-    assert len(checkpoints_of(tmp_path)) > case.epochs
+    assert len(checkpoints_of(tmp_path)) >= 2, "one at the end, and one before; how many more depends on the disk"
     check_checkpoints(tmp_path, counting)
     last = read(checkpoints_of(tmp_path)[0])
     assert counting.faults_of_model(last.model, case.epochs) == []
@@ -69,18 +94,21 @@ def test_every_worker_and_every_checkpoint_has_exactly_what_was_done(
 
 @pytest.mark.parametrize("counting", [ADAGRAD, TABLE], ids=["adagrad", "a table"])
 def test_going_on_from_any_checkpoint_loses_and_repeats_nothing(tmp_path: Path, counting: Counting) -> None:
-    case = Case(counting, "async", epochs=2, pause_s=0.004, every_steps=1, keep_last=1000)
-    run_once(case, 2, 2, tmp_path / "first")
-    taken = checkpoints_of(tmp_path / "first")
-    num_resumed = 0
-    for path in taken[1 :: max(1, len(taken) // 4)]:  # not the last one, of which nothing is left to do
+    case = Case(counting, "async", pause_s=0.004, every_steps=1, keep_last=1000)
+    first = tmp_path / "first"
+
+    def is_enough(run: Rehearsal) -> bool:
+        return len(checkpoints_of(first)) >= 6 and num_leases(run) > counting.num_leases
+
+    run_until(case, 2, first, is_enough)
+    taken = checkpoints_of(first)
+    case = case._replace(epochs=done_in(taken[0], case).epoch + 1)
+    for path in taken[1 :: len(taken) // 4]:
         folder = tmp_path / path.name
         (folder / "checkpoints").mkdir(parents=True)
         shutil.copytree(path, folder / "checkpoints" / path.name)
         check_results(run_once(case, 2, 1, folder), case)
         check_checkpoints(folder, counting)
-        num_resumed += 1
-    assert num_resumed >= 3
 
 
 def test_a_worker_that_gets_the_state_while_others_do_leases_gets_it_whole(tmp_path: Path) -> None:
@@ -121,10 +149,19 @@ SYNC = Case(TABLE, "sync", epochs=2, pause_s=0.01, every_steps=1, keep_last=1000
 )
 def test_going_on_in_another_mode_in_the_middle_of_an_epoch(tmp_path: Path, first: Case, second: Case) -> None:
     """Of one worker: its leases are done in a row, so that steps can go on after them."""
-    run_once(first, 1, 2, tmp_path / "first")
-    path = next(path for path, number in find(tmp_path / "first" / "checkpoints") if 14 < number < 22)
+
+    def amid() -> Path | None:
+        """The newest checkpoint, if it is of the middle of an epoch, and not of the first."""
+        for path in checkpoints_of(tmp_path / "first")[:1]:
+            done = done_in(path, first)
+            if done.epoch and 2 < len(done) < TABLE.num_leases - 2:
+                return path
+        return None
+
+    path = run_until(first, 1, tmp_path / "first", lambda _: amid())
     (folder := tmp_path / "second" / "checkpoints").mkdir(parents=True)
     shutil.copytree(path, folder / path.name)
+    second = second._replace(epochs=done_in(path, first).epoch + 1)
     num_servers = 0 if second.strategy == "allreduce" else 1
     check_results(run_once(second, 2, num_servers, tmp_path / "second"), second)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,9 +11,14 @@ import pytest
 import torch
 
 from paceline.collective import Group
+from paceline.control.member import Member
+from paceline.control.member_events import Give
+from paceline.control.messages import Plan, Seat, Start
 from paceline.errors import ProtocolError
 from paceline.train import transfer
+from paceline.train.membership import Membership
 from paceline.train.staging import Staging
+from paceline.wire.card import Card
 
 Damage = Callable[[torch.Tensor], torch.Tensor]
 
@@ -90,3 +96,43 @@ def test_memory_that_was_made_ready_is_used_once() -> None:
     assert bool((first[0] == 1.0).all())
     assert first[1].shape == ()
     staging.release()
+
+
+class Working:
+    """A worker that has a state, which changes with every lease, and a group in which everything takes long."""
+
+    goes_on = True
+
+    def __init__(self) -> None:
+        self.weights = torch.zeros(50_000)
+        self.num_packed = 0
+        self.go_on = threading.Event()
+        self.sent: dict[int, list[torch.Tensor]] = {1: [], 2: []}
+
+    def gift(self, whole: bool) -> dict[str, Any]:
+        self.num_packed += 1
+        return {"weights": self.weights}
+
+    def get(self, generation: int) -> Working:
+        return self
+
+    def send(self, tensor: torch.Tensor, rank: int, *, tag: int) -> None:
+        assert self.go_on.wait(30.0)
+        self.sent[rank].append(tensor.clone())
+
+
+def test_who_does_leases_copies_its_state_once_for_all_that_get_it() -> None:
+    working = Working()
+    membership = Membership(Member("A"), "test")
+    membership.connect(working, working, working)  # type: ignore[arg-type]
+    seats = tuple(Seat(Card(name, "worker", "h", ("", 0), "", b"", False, ())) for name in "ABC")
+    plan = Plan(1, Start.FOUND, seats, 0, {"B": "A", "C": "A"})
+    for name in "BC":
+        membership._give(Give(plan, name, whole=True))
+        working.weights += 1.0  # the next lease
+    working.go_on.set()
+    membership.close()
+    assert working.num_packed == 1
+    for tensors in working.sent.values():
+        assert torch.equal(tensors[-1].view(torch.float32), torch.zeros(50_000))
+    assert membership._packed() is None, "nobody sends it any more"

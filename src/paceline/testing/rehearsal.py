@@ -46,6 +46,7 @@ from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket
 from paceline.engine import folders
 from paceline.placement.placement import Placement
+from paceline.testing.account import account_of
 from paceline.testing.forking import fork_context
 from paceline.wire.card import this_host
 from paceline.wire.deadline import Deadline
@@ -287,7 +288,7 @@ class Rehearsal:
                     self._collect(worker)  # or a worker that says much stands still, and the others with it
             if time.monotonic() > deadline:
                 self._show_stacks()
-                raise TimeoutError(f"waited {timeout_s} s in vain; {self.describe()}")
+                raise TimeoutError(f"waited {timeout_s} s in vain; {self.describe()}\n{account_of(self.folder)}")
             time.sleep(0.005)
         return found
 

@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -150,6 +151,7 @@ class Membership:
         self._gift: Any = None
         self._has_state = False  # as of what the training thread has done
         self._givers: list[threading.Thread] = []
+        self._packed: Callable[[], _Packed | None] = lambda: None  # what they send
         self._staging = Staging(0)
         self.on_placement: Callable[[Placement], None] = _ignore
         self.operation = 0  # the last one that was tried, for errors
@@ -330,12 +332,12 @@ class Membership:
         if group is None:
             return
         # Here and not in the thread, so that what cannot be sent is an error of the script that put it there.
-        parcel = transfer.pack(self._ledger.gift(action.whole), copies=self._ledger.goes_on)
+        packed = self._pack(action)
         rank = action.plan.rank_of(action.to)
 
         def send() -> None:
             try:
-                transfer.send(group, rank, parcel)
+                transfer.send(group, rank, packed.parcel)
             except PacelineError:
                 pass  # the receiver sees the group fail too, and says so
             except Exception as error:
@@ -346,6 +348,15 @@ class Membership:
         giver = threading.Thread(target=send, name="paceline-giver", daemon=True)
         self._givers.append(giver)
         giver.start()
+
+    def _pack(self, action: Give) -> _Packed:
+        """All that get the state by one plan get the same, and where it is a copy there is one of it, for as long as
+        somebody sends it."""
+        packed, key = self._packed(), (action.plan.generation, action.whole)
+        if packed is None or packed.key != key:
+            packed = _Packed(key, transfer.pack(self._ledger.gift(action.whole), copies=self._ledger.goes_on))
+            self._packed = weakref.ref(packed)
+        return packed
 
     def _take(self, action: Take) -> _Caught | None:
         plan = action.plan
@@ -404,6 +415,14 @@ class Released(PacelineError):
         super().__init__(reason)
         self.reason = reason
         self.phase = phase
+
+
+class _Packed:
+    """State on its way, in the generation and as much of it as `key` says."""
+
+    def __init__(self, key: tuple[int, bool], parcel: transfer.Parcel) -> None:
+        self.key = key
+        self.parcel = parcel
 
 
 class _Caught(NamedTuple):
