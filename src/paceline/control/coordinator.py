@@ -68,6 +68,9 @@ from paceline.wire.decoding import decode
 
 
 class Coordinator:
+    manager_type = ServerManager
+    desk_type = Desk
+
     def __init__(
         self, settings: Settings, now: float, remembered: Mapping[str, bytes] | None = None, host: str = ""
     ) -> None:
@@ -101,9 +104,9 @@ class Coordinator:
                 record = Record.restore(value, self._now)
                 self.records[record.member] = record
         self.standing = standing
-        self._manager = ServerManager(settings.replicas, placement, aim, by_load=settings.by_load)
+        self._manager = self.manager_type(settings.replicas, placement, aim, by_load=settings.by_load)
         self._kept_aim = aim
-        self._desk = Desk(leases)
+        self._desk = self.desk_type(leases)
         if standing.halting:
             self._desk.stop_again(standing.whole)
         self._keep(term=standing.term + 1)

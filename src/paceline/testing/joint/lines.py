@@ -32,6 +32,7 @@ class Line:
         self._outbox = Outbox()
         self._flushes = False
         self._forth = self._back = 0.0  # when what was sent last in each direction arrives
+        self._lag_s = world.random.choice(world.lags)  # of what this process hears
 
     # -- connecting --------------------------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class Line:
             if world.is_lossy and world.random.random() < world.loss:
                 self.drop()
                 continue
-            self._back = max(world.now + min(world.delay(), LATEST_S), self._back + 1e-6)
+            self._back = max(world.now + self._lag_s + min(world.delay(), LATEST_S), self._back + 1e-6)
             world.at(self._back, self._deliver, kind, body, self.number)
 
     def _deliver(self, kind: str, body: Any, number: int) -> None:

@@ -166,7 +166,7 @@ class Worker(Process):
                     yield Kind.EVALUATE
             yield Kind.EVALUATE
             yield Kind.DECIDE
-            if self.state.epoch + 1 >= world.epochs:
+            if world.is_last(self.state.epoch):
                 break
             self.state = self.state._replace(epoch=self.state.epoch + 1, position=0)
         yield Kind.END
@@ -184,7 +184,7 @@ class Worker(Process):
                 break
             yield Kind.EVALUATE
             yield Kind.DECIDE
-            if self.state.epoch + 1 >= self.world.epochs:
+            if self.world.is_last(self.state.epoch):
                 break
             self.state = self.state._replace(epoch=self.state.epoch + 1)
         yield Kind.END
@@ -250,9 +250,11 @@ class Worker(Process):
         assert plan is not None
         found = [state for state in self.world.truth.checkpoints if state.applied == action.base]
         state = found[-1] if found else State(0, 0, 0, 0, 0, 0)
-        self.world.truth.founded(plan.generation, state)
+        self.world.truth.issued(plan)
+        lineage = self.world.truth.lineage_of(plan.generation)
+        self.world.truth.founded(lineage, state)
         self.world.checks.founded(plan.generation, state)
-        self.state = state._replace(lineage=plan.generation, settling=None)
+        self.state = state._replace(lineage=lineage, settling=None)
         self.world.truth.applied(self.name, self.state, Result(action.base, 0, None, False))
         self._has_state()
 

@@ -1,0 +1,422 @@
+"""Faults of servers, of what workers ask of them, and of what the coordinator decides about ranges and leases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from paceline.control.coordinator import Coordinator
+from paceline.control.coordinator_events import Remember
+from paceline.control.lease_set import LeaseSet
+from paceline.control.leases import Desk
+from paceline.control.member_events import Exit, Leave
+from paceline.control.messages import Verdict
+from paceline.control.serving import Aim, Change, ServerManager
+from paceline.control.serving_member import ServerMember
+from paceline.placement.evolving import Heard
+from paceline.placement.gauge import Window
+from paceline.placement.placement import Placement, Replicas
+from paceline.placement.placing import Homes
+from paceline.server.errand import Errand
+from paceline.server.keeper import Keeper, Outcome, Tenure
+from paceline.server.messages import Acknowledged, Answer, Apply, Commit, Forward, Load, Push, Refusal, Request, Stage
+from paceline.testing.joint.mutations.mutation import Mutation
+
+# -- what is acknowledged, and shown -----------------------------------------------------------------------------------
+
+
+class _WaitsForNobody(Keeper):
+    def is_released(self, waits: dict[str, int]) -> bool:
+        return True
+
+
+class _ShowsWhatOnlyItHas(Keeper):
+    def serve(self, request: Request, parcel: Any) -> Outcome:
+        outcome = super().serve(request, parcel)
+        return outcome._replace(waits={}) if request.push is None and request.commit is None else outcome
+
+
+class _AnswersForWhatMoved(Keeper):
+    def finish(self, outcome: Outcome) -> Answer:
+        return outcome.answer
+
+
+class _HearsNoRefusal(Keeper):
+    def acknowledged(self, server: str, message: Acknowledged) -> None:
+        super().acknowledged(server, Acknowledged(message.number))
+
+
+class _RefusesOnce(Keeper):
+    def take(self, sender: str, forward: Forward, parcel: Any) -> Acknowledged:
+        is_known = forward.number <= self._taken.get(sender, 0)
+        message = super().take(sender, forward, parcel)
+        return Acknowledged(forward.number) if is_known else message
+
+
+# -- what counts, once -------------------------------------------------------------------------------------------------
+
+
+class _CountsEveryPush(Keeper):
+    def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
+        return True if isinstance(push, Apply) else super()._judge(tenure, push)
+
+
+class _KeepsNoRecord(Keeper):
+    """As a backup: what was applied is in the state, but not in the set."""
+
+    def _follow(self, ranges: Sequence[int], forward: Forward, parcel: Any) -> None:
+        super()._follow(ranges, forward, parcel)
+        if isinstance(forward.push, Apply):
+            for number in ranges:
+                if number in self._tenures:
+                    self._tenures[number].leases = LeaseSet()
+
+
+class _SendsNoRecord(Keeper):
+    def _send(self, server: str, ranges: tuple[int, ...], parcel: Any, **content: Any) -> None:
+        if content.get("record") is not None:
+            content["record"] = msgspec.structs.replace(content["record"], epoch=0, prefix=0, beyond=(), step=0)
+        super()._send(server, ranges, parcel, **content)
+
+
+class _TakesForwardsAgain(Keeper):
+    def take(self, sender: str, forward: Forward, parcel: Any) -> Acknowledged:
+        self._taken.clear()
+        return super().take(sender, forward, parcel)
+
+
+class _LoadsAgain(Keeper):
+    def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
+        return True if isinstance(push, Load) else super()._judge(tenure, push)
+
+
+class _TakesLostForDone(Errand):
+    def lost(self, server: str) -> None:
+        if server in self._under_way:
+            self.answered(server, Answer(0))
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+class _MixesGenerations(Keeper):
+    def serve(self, request: Request, parcel: Any) -> Outcome:
+        if isinstance(request.push, Stage):
+            request = msgspec.structs.replace(request, push=msgspec.structs.replace(request.push, generation=1))
+        if request.commit is not None:
+            request = msgspec.structs.replace(request, commit=msgspec.structs.replace(request.commit, generation=1))
+        return super().serve(request, parcel)
+
+
+class _CommitsWhatIsThere(Keeper):
+    def _commit(self, ranges: Sequence[int], commit: Commit, refused: dict[int, Refusal]) -> None:
+        for number in ranges:
+            staged = self._tenures[number].staged.get((commit.generation, commit.step), ())
+            if staged:
+                commit = msgspec.structs.replace(commit, num_ranks=min(commit.num_ranks, len(staged)))
+        super()._commit(ranges, commit, refused)
+
+
+class _HearsOldCommits(Keeper):
+    def _commit(self, ranges: Sequence[int], commit: Commit, refused: dict[int, Refusal]) -> None:
+        super()._commit(ranges, msgspec.structs.replace(commit, by=1 << 30), refused)
+
+
+class _SaysNotWhatCounted(Keeper):
+    def _counted(self, tenures: dict[int, Tenure], request: Request) -> dict[int, Commit]:
+        return {}
+
+
+class _IgnoresTheBound(Keeper):
+    def _is_seen(self, number: int, request: Request, pulled: dict[int, Refusal]) -> bool:
+        assert request.pull is not None
+        need = msgspec.structs.replace(request.pull, prefix=0)
+        return super()._is_seen(number, msgspec.structs.replace(request, pull=need), pulled)
+
+
+# -- who is primary ----------------------------------------------------------------------------------------------------
+
+
+class _FollowsAnybody(Keeper):
+    def _is_led_by(self, server: str, number: int) -> bool:
+        return server != self.me or super()._is_led_by(server, number)
+
+
+class _ServesWhileItHandsOver(Keeper):
+    def _refusal(self, number: int, request: Request) -> Refusal | None:
+        refusal = super()._refusal(number, request)
+        tenure = self._tenures.get(number)
+        is_handing = self._is_primary(number) and bool(self.placement.ranges[number].handing)
+        return None if is_handing and tenure is not None and tenure.loaded else refusal
+
+
+class _HandsOverAtOnce(Keeper):
+    def heard(self) -> Heard:
+        return super().heard()._replace(handed=frozenset(number for number, _ in self._handing))
+
+
+class _KeepsWhatItHad(Keeper):
+    """When it is to be brought up anew."""
+
+    def _take_up(self) -> None:
+        for number, replicas in enumerate(self.placement.ranges):
+            mine, tenure = replicas.of(self.me), self._tenures.get(number)
+            if mine is not None and tenure is not None:
+                tenure.since = mine.since
+        super()._take_up()
+
+
+class _CountsWhoIsJoining(ServerManager):
+    def _evolve(self, heard: Mapping[str, Heard], goal: Sequence[Homes], version: int) -> tuple[Replicas, ...]:
+        everything = frozenset(range(len(goal)))
+        hopeful = {name: Heard(version, everything, one.handed) for name, one in heard.items()}
+        return super()._evolve(hopeful, goal, version)
+
+
+class _PromotesWhoIsJoining(ServerManager):
+    def _evolve(self, heard: Mapping[str, Heard], goal: Sequence[Homes], version: int) -> tuple[Replicas, ...]:
+        found = list(super()._evolve(heard, goal, version))
+        for number, before in enumerate(self.placement.ranges):
+            joining = [one for one in before.joining if one.server in heard]
+            if before.primary.server not in heard and joining:
+                found[number] = Replicas(joining[0], (), (), before.origin)
+        return tuple(found)
+
+
+class _KeepsBackupsOfTheDead(ServerManager):
+    def _evolve(self, heard: Mapping[str, Heard], goal: Sequence[Homes], version: int) -> tuple[Replicas, ...]:
+        found = list(super()._evolve(heard, goal, version))
+        for number, before in enumerate(self.placement.ranges):
+            now = found[number]
+            if before.primary.server not in heard and now.origin == before.origin:
+                kept = tuple(one for one in before.backups if one.server in heard and one != now.primary)
+                anew = tuple(one for one in now.joining if one.server not in {other.server for other in kept})
+                found[number] = msgspec.structs.replace(now, backups=kept, joining=anew)
+        return tuple(found)
+
+
+class _LeavesTheHeirAlone(ServerManager):
+    def _evolve(self, heard: Mapping[str, Heard], goal: Sequence[Homes], version: int) -> tuple[Replicas, ...]:
+        found = list(super()._evolve(heard, goal, version))
+        for number, before in enumerate(self.placement.ranges):
+            now = found[number]
+            if before.handing == now.primary.server and before.primary.server in heard:
+                found[number] = msgspec.structs.replace(now, backups=())
+        return tuple(found)
+
+
+# -- hot servers -------------------------------------------------------------------------------------------------------
+
+
+class _ForgetsWhatIsHot(ServerManager):
+    def __init__(self, num_replicas: int, placement: Placement, aim: Aim, *, by_load: bool) -> None:
+        super().__init__(num_replicas, placement, by_load=by_load)
+
+
+class _RelievesWhileThingsMove(ServerManager):
+    def _is_in_place(self) -> bool:
+        return True
+
+
+class _RelievesWithoutGain(ServerManager):
+    """Whoever is busiest gives something to whoever is not, whatever comes of it."""
+
+    def _relieve(self, windows: Mapping[str, Window]) -> None:
+        loads = {name: sum(window.costs.values()) for name, window in windows.items()}
+        giver, taker = max(loads, key=lambda name: loads[name]), min(loads, key=lambda name: loads[name])
+        if giver == taker or not loads[giver] or not self._is_in_place():
+            return
+        for number, homes in enumerate(self.aim.homes):
+            if homes[0] == giver:
+                places = {giver: taker, taker: giver}
+                moved = tuple(places.get(home, home) for home in homes)
+                goal = [*self.aim.homes[:number], moved, *self.aim.homes[number + 1 :]]
+                self._keep_aim(goal, self.aim.sites, self.aim.num_bytes)
+                return
+
+
+class _RelievesNobody(ServerManager):
+    def _relieve(self, windows: Mapping[str, Window]) -> None:
+        pass
+
+
+# -- the coordinator ---------------------------------------------------------------------------------------------------
+
+
+class _ForgetsTheDead(Desk):
+    def bury(self, member: str) -> None:
+        self._reports.pop(member, None)
+        self._told.pop(member, None)
+
+
+class _WaitsForTheForgotten(Desk):
+    def _first_free(self) -> int:
+        lease = super()._first_free()
+        return -1 if any(lease < held for held in self._holder) else lease
+
+
+class _RemembersNoPlacement(Coordinator):
+    def _place(self, change: Change) -> None:
+        super()._place(change)
+        self._actions = [
+            action for action in self._actions if not (isinstance(action, Remember) and action.key == "placement")
+        ]
+
+
+class _GoesAtOnce(ServerMember):
+    """A server that is asked to leave does not wait until others have what it holds."""
+
+    def _on_leave(self, event: Leave) -> None:
+        super()._on_leave(event)
+        self._actions.append(Exit(Verdict.RELEASED, "it was asked to leave"))
+
+
+def _managed_by(kind: type[ServerManager]) -> type[Coordinator]:
+    return type("_Managed", (Coordinator,), {"manager_type": kind})
+
+
+def _with_desk(kind: type[Desk]) -> type[Coordinator]:
+    return type("_Desked", (Coordinator,), {"desk_type": kind})
+
+
+_SERVED = ("sync", "async", "bounded")
+
+OF_SERVERS = [
+    Mutation(
+        "acknowledges before the backup has it",
+        theme="server deaths",
+        modes=_SERVED,
+        num_replicas=2,
+        keeper=_WaitsForNobody,
+    ),
+    Mutation(
+        "shows what its backups do not have",
+        theme="server deaths",
+        modes=("bounded",),
+        num_replicas=3,
+        keeper=_ShowsWhatOnlyItHas,
+    ),
+    Mutation(
+        "answers for what has moved as if it had not", theme="evictions", modes=_SERVED, keeper=_AnswersForWhatMoved
+    ),
+    Mutation("takes a refusal of its forwards for consent", theme="evictions", modes=_SERVED, keeper=_HearsNoRefusal),
+    Mutation(
+        "refuses a forward once, and not when it comes again",
+        theme="evictions",
+        modes=("async",),
+        num_replicas=2,
+        keeper=_RefusesOnce,
+    ),
+    Mutation("counts a lease as often as it comes", theme="server deaths", modes=_SERVED, keeper=_CountsEveryPush),
+    Mutation("backs up the state and not what is in it", theme="server deaths", modes=_SERVED, keeper=_KeepsNoRecord),
+    Mutation(
+        "brings others up without saying what is in the state", theme="moves", modes=_SERVED, keeper=_SendsNoRecord
+    ),
+    Mutation(
+        "takes a forward as often as it comes",
+        theme="evictions",
+        modes=_SERVED,
+        num_replicas=2,
+        keeper=_TakesForwardsAgain,
+    ),
+    Mutation("loads a range that is there", theme="server deaths", modes=_SERVED, keeper=_LoadsAgain),
+    Mutation("takes a broken connection for an answer", theme="server deaths", modes=_SERVED, errand=_TakesLostForDone),
+    Mutation(
+        "makes a step of pushes of several generations", theme="commits", modes=("sync",), keeper=_MixesGenerations
+    ),
+    Mutation(
+        "commits with ranks missing", theme="commits", modes=("sync",), num_replicas=1, keeper=_CommitsWhatIsThere
+    ),
+    Mutation("hears commits of generations that are over", theme="commits", modes=("sync",), keeper=_HearsOldCommits),
+    Mutation(
+        "does not say of which attempt a step was made", theme="commits", modes=("sync",), keeper=_SaysNotWhatCounted
+    ),
+    Mutation("ignores the bound", modes=("bounded",), keeper=_IgnoresTheBound),
+    Mutation("takes forwards of who is not primary", theme="evictions", modes=_SERVED, keeper=_FollowsAnybody),
+    Mutation("goes on serving what it hands over", theme="moves", modes=_SERVED, keeper=_ServesWhileItHandsOver),
+    Mutation(
+        "hands over before others have everything",
+        theme="moves",
+        modes=("bounded",),
+        num_replicas=3,
+        keeper=_HandsOverAtOnce,
+    ),
+    Mutation(
+        "keeps what it had when it is brought up anew",
+        theme="server deaths",
+        modes=("async",),
+        num_replicas=3,
+        keeper=_KeepsWhatItHad,
+    ),
+    Mutation(
+        "counts who is joining as a backup", theme="moves", modes=_SERVED, coordinator=_managed_by(_CountsWhoIsJoining)
+    ),
+    Mutation(
+        "makes who is joining primary", theme="moves", modes=_SERVED, coordinator=_managed_by(_PromotesWhoIsJoining)
+    ),
+    Mutation(
+        "keeps the other backups when a primary died",
+        theme="server deaths",
+        modes=_SERVED,
+        num_replicas=3,
+        coordinator=_managed_by(_KeepsBackupsOfTheDead),
+    ),
+    Mutation(
+        "leaves the heir alone with what it was handed",
+        theme="moves",
+        modes=_SERVED,
+        coordinator=_managed_by(_LeavesTheHeirAlone),
+    ),
+    Mutation(
+        "forgets at a restart what is hot",
+        theme="restarts",
+        modes=_SERVED,
+        coordinator=_managed_by(_ForgetsWhatIsHot),
+        is_about_load=True,
+    ),
+    Mutation(
+        "relieves a server while ranges move",
+        theme="loads",
+        modes=_SERVED,
+        coordinator=_managed_by(_RelievesWhileThingsMove),
+        is_about_load=True,
+    ),
+    Mutation(
+        "relieves servers though nobody gains",
+        theme="loads",
+        modes=_SERVED,
+        coordinator=_managed_by(_RelievesWithoutGain),
+        is_about_load=True,
+    ),
+    Mutation(
+        "leaves a hot server as it is",
+        theme="loads",
+        modes=_SERVED,
+        coordinator=_managed_by(_RelievesNobody),
+        is_about_load=True,
+    ),
+    Mutation(
+        "hands out nothing of what the dead held",
+        theme="server deaths",
+        modes=_SERVED,
+        coordinator=_with_desk(_ForgetsTheDead),
+    ),
+    Mutation(
+        "hands out nothing of what it forgot",
+        theme="restarts",
+        modes=("bounded",),
+        coordinator=_with_desk(_WaitsForTheForgotten),
+    ),
+    Mutation(
+        "does not remember where the ranges are", theme="restarts", modes=_SERVED, coordinator=_RemembersNoPlacement
+    ),
+    Mutation(
+        "ends a server before others have what it holds",
+        theme="moves",
+        modes=_SERVED,
+        num_replicas=2,
+        server_member=_GoesAtOnce,
+    ),
+]
