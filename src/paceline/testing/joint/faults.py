@@ -38,10 +38,10 @@ class Faults:
         self._is_mourning = False  # what a dead server held is not yet on enough others
         self._to_evict: set[str] = set()
         self._deaf: dict[str, float] = {}  # until when somebody may be silent through no fault of its own
-        theme = self._draw_theme()
-        self._kinds = theme.faults
+        self.theme = self._draw_theme()
+        self._kinds = self.theme.faults
         begin_at = draw.choice([0.2, 0.8, 0.8, 0.8])  # before the run is founded, or when it is
-        self.end_at = begin_at + draw.uniform(*theme.lasts_s)
+        self.end_at = begin_at + draw.uniform(*self.theme.lasts_s)
         if not calm:
             for _ in range(draw.randint(world.mutation.fewest_faults, 7)):
                 world.after(draw.uniform(begin_at, self.end_at), self._next)

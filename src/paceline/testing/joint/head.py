@@ -68,7 +68,9 @@ class Head:
             return
         world = self._world
         self._incarnation += 1
-        self.machine = world.mutation.coordinator(self.settings, world.now, dict(self.journal), "a")
+        self.machine = world.mutation.coordinator(
+            self.settings, world.now, dict(self.journal), "a", is_again=self._incarnation > 1
+        )
         self._choices = world.mutation.choices(PLAN_AGAIN_S)
         self._inbox, self._unsaid, self._looks = [], [], False
         self.is_stopped = self.crashes_soon = False

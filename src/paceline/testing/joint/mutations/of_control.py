@@ -78,8 +78,8 @@ class _IgnoresWhoIsAhead(Coordinator):
 class _KeepsTheParted(Coordinator):
     """Goes on with all, and with those who did not go for any other reason, as if they could reach each other."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._surveys.parted = lambda *_: []  # type: ignore[method-assign]
         self._conflicts.worst_of = lambda *_: None  # type: ignore[method-assign]
 
@@ -94,8 +94,8 @@ class _RemembersNoPlan(Coordinator):
 class _GoesByTheClock(Coordinator):
     """A pause of its own counts as silence of the others."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._clock._stall_s = 1e9
 
 
