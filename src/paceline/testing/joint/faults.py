@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.control.coordinator_events import Drain, Halt
 from paceline.placement.placement import Placement
+from paceline.server.messages import Request
 from paceline.testing.joint.head import phase_of
 from paceline.testing.joint.processes import Process
 from paceline.testing.joint.themes import Theme, everything, themes_of
@@ -33,7 +34,7 @@ class Faults:
         self._kill_when_complete = False
         self._kill_when_joining = False
         self._kill_when_agreed = False
-        self._kill_when_answered = False
+        self._kill_when_answered = self._kill_when_shown = False
         self._kill_when_moving = 0
         self._is_mourning = False  # what a dead server held is not yet on enough others
         self._to_evict: set[str] = set()
@@ -54,6 +55,7 @@ class Faults:
         is_wide = draw.random() < 0.5
         name = draw.choice(list(themes))
         if world.mutation.theme:
+            assert world.mutation.theme in themes, f"{world.mutation.name}: no such theme where {world.mode} is"
             return themes[world.mutation.theme]
         return everything(world.mode) if is_wide else themes[name]
 
@@ -70,7 +72,7 @@ class Faults:
         world = self._world
         self.are_over = True
         self._kill_when_complete = self._kill_when_joining = self._kill_when_agreed = False
-        self._kill_when_answered = False
+        self._kill_when_answered = self._kill_when_shown = False
         self._kill_when_moving = 0
         world.is_lossy = False
         world.mend_all()
@@ -296,14 +298,19 @@ class Faults:
     def _kill_server_that_answers(self) -> None:
         self._kill_when_answered = True
 
-    def answered(self, server: Server) -> None:
+    def _kill_server_that_shows(self) -> None:
+        self._kill_when_shown = True
+
+    def answered(self, server: Server, request: Request) -> None:
         """A server tells a worker something, while its backups have yet to take what it did: what it tells must not
         need that."""
-        is_ahead = any(link.queue for link in server.keeper.links.values())
-        if self._kill_when_answered and is_ahead and not self.are_over and self._may_die():
-            self._kill_when_answered = False
+        is_shown = request.push is None and request.commit is None
+        is_meant = self._kill_when_shown if is_shown else self._kill_when_answered
+        is_ahead = is_meant and any(link.queue for link in server.keeper.links.values())
+        if is_ahead and not self.are_over and self._may_die():
+            self._kill_when_answered = self._kill_when_shown = False
             self._is_mourning = True
-            self._world.after(self._world.delay() / 2, self._world.kill, server, "was killed")
+            self._world.after(self._world.delay() / 4, self._world.kill, server, "was killed")
 
     def _kill_server_and_worker(self) -> None:
         self._kill_one()

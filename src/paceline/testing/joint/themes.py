@@ -44,7 +44,8 @@ _SERVERS = {
     "kill_server": 6,
     "kill_when_something_moves": 7,
     "kill_server_and_worker": 3,
-    "kill_server_that_answers": 4,
+    "kill_server_that_answers": 3,
+    "kill_server_that_shows": 3,
     "evict_server": 5,
     "stop_server": 4,
     "break_connection": 5,
@@ -66,6 +67,15 @@ _OF_WORKERS = {
             "leave": 1,
         }
     ),
+    "pauses": Theme(
+        {
+            "stop_coordinator": 4,
+            "stop_coordinator_between": 2,
+            "stop_coordinator_and_worker": 4,
+            "stop_one": 2,
+            "kill_one": 1,
+        }
+    ),
     "coordinator": Theme(
         {
             "crash_coordinator": 4,
@@ -84,7 +94,13 @@ _OF_SERVERS = {
     "evictions": Theme({"evict_server": 6, "break_connection": 3, "stop_server": 1, "join_server": 1}, (2.0, 4.5)),
     "moves": Theme({"kill_when_something_moves": 6, "join_server": 5, "leave_server": 6, "break_connection": 2}),
     "server deaths": Theme(
-        {"kill_server_that_answers": 6, "kill_server": 4, "kill_server_and_worker": 3, "break_connection": 2}
+        {
+            "kill_server_that_answers": 6,
+            "kill_server_that_shows": 6,
+            "kill_server": 4,
+            "kill_server_and_worker": 3,
+            "break_connection": 2,
+        }
     ),
     "restarts": Theme(
         {

@@ -180,7 +180,7 @@ OF_CONTROL = [
     ),
     Mutation(
         "takes its own pause for silence of the others",
-        theme="coordinator",
+        theme="pauses",
         modes=("allreduce",),
         coordinator=_GoesByTheClock,
     ),

@@ -335,7 +335,7 @@ OF_SERVERS = [
     ),
     Mutation("ignores the bound", modes=("bounded",), keeper=_IgnoresTheBound),
     Mutation("takes forwards of who is not primary", theme="evictions", modes=_SERVED, keeper=_FollowsAnybody),
-    Mutation("goes on serving what it hands over", theme="moves", modes=_SERVED, keeper=_ServesWhileItHandsOver),
+    Mutation("goes on serving what it hands over", theme="moves", modes=("async",), keeper=_ServesWhileItHandsOver),
     Mutation(
         "hands over before others have everything",
         theme="moves",
