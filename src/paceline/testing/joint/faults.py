@@ -242,8 +242,12 @@ class Faults:
     def _stop_coordinator_and_worker(self) -> None:
         """As when their host swaps; the worker wakes a little before or after."""
         seconds = self._world.random.uniform(0.5, 4.0)
+        is_there = self._world.head.machine is not None and not self._world.head.is_stopped
         self._world.head.stop(seconds)
-        self._pick().stop(max(0.0, seconds + self._world.random.uniform(-0.3, 0.3)))
+        worker = self._pick()
+        if not is_there:  # only the worker sleeps, and a coordinator that comes back meanwhile misses it
+            self._deafen(worker, seconds + 0.3)
+        worker.stop(max(0.0, seconds + self._world.random.uniform(-0.3, 0.3)))
 
     def _halt(self) -> None:
         if self._world.head.machine is not None and not self._world.head.is_stopped:

@@ -29,6 +29,7 @@ class Line:
         self.number = 0  # of the connection; 0 before the first
         self.is_up = False
         self.heard = world.now
+        self.told = world.now  # when something was said on it; a connection alone says nothing
         self._outbox = Outbox()
         self._flushes = False
         self._forth = self._back = 0.0  # when what was sent last in each direction arrives
@@ -110,5 +111,5 @@ class Line:
         process = self._process
         if number != self.number or not self.is_up or self._world.is_cut(process.name, "coordinator"):
             return
-        self.heard = self._world.now
+        self.heard = self.told = self._world.now
         process.receive(process.hear, kind, body)

@@ -149,6 +149,13 @@ class Truth:
         self.settled(who, state.lineage, state.applied, state.digest)
         self.checkpoints.append(state)
 
+    def left_behind(self, who: str, state: State) -> None:
+        """The run may go on from this: it has all that was final, and nothing that is not of the one history."""
+        settled = self._settled.get(state.lineage, -1)
+        self.check(state.applied >= settled, f"{who} left {state.applied} behind, but {settled} was settled")
+        known = self._digests.get((state.lineage, state.applied), state.digest)
+        self.check(known == state.digest, f"{who} left another operation {state.applied} behind than counts")
+
     def ended(self, lineage: int, operation: int) -> None:
         """Per epoch the committed samples are the data, each once."""
         batches: dict[int, Batch] = {}

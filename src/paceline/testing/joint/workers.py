@@ -72,6 +72,7 @@ class Worker(Process):
         self._script: Iterator[Kind | None] | None = None
         self._awaits_state = False
         self._work: Work | None = None
+        self._works_since = 0.0
         self._exit: Exit | None = None
         self._was_main = False
         world.after(world.random.uniform(0.01, 0.5), self.receive, self._build)
@@ -103,8 +104,11 @@ class Worker(Process):
     def _beat(self) -> None:
         if self.world.is_finished:
             return
-        if self.world.now - self.line.heard > ORPHAN_S:
+        if self.world.halting.lost_at >= 0.0:
+            self.world.halting.look(self)
+        elif self.world.now - self.line.heard > ORPHAN_S:
             self.world.kill(self, "lost the coordinator")
+        if not self.alive:
             return
         if self.machine.phase is Phase.READY:
             self.post(Looked(self._newest_checkpoint()))
@@ -287,8 +291,14 @@ class Worker(Process):
         self.world.truth.applied(self.name, self.state, Result(self.state.applied, 0, None, False))
         self._has_state()
 
+    @property
+    def works_since(self) -> float:
+        """When the operation under way began; negative in none."""
+        return self._works_since if self._work is not None and self.machine.plan is self._work.plan else -1.0
+
     def _do_work(self, action: Work) -> None:
         self._work = action
+        self._works_since = self.world.now
         if self._stepping is not None and action.kind is Kind.STEP:
             self._stepping.prepare(action, self._compute)
         elif self.leasing is not None and action.kind is Kind.EVALUATE:

@@ -17,6 +17,7 @@ from paceline.server.messages import Request
 from paceline.testing.joint.checks import Checks
 from paceline.testing.joint.faults import Faults
 from paceline.testing.joint.groups import SimulatedGroup
+from paceline.testing.joint.halting import Halting
 from paceline.testing.joint.head import Head
 from paceline.testing.joint.lines import Line
 from paceline.testing.joint.loads import Loads
@@ -93,6 +94,7 @@ class World:
         )
         self.checks = Checks(self)
         self.loads = Loads(self)
+        self.halting = Halting(self)
         num_hosts = draw.choice([1, 2, 2, 3, 4])
         self.hosts = "abcd"[: mutation.num_hosts or num_hosts]
         self.head = Head(self, settings)

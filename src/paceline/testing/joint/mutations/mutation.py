@@ -8,6 +8,7 @@ from typing import NamedTuple
 from paceline.control.choices import Choices
 from paceline.control.coordinator import Coordinator
 from paceline.control.leases import Hand
+from paceline.control.lost_head import Move, Sight, decide
 from paceline.control.member import Member
 from paceline.control.serving_member import ServerMember
 from paceline.server.errand import Errand
@@ -31,6 +32,7 @@ class Mutation(NamedTuple):
     keeper: Callable[..., Keeper] = Keeper
     errand: Callable[..., Errand] = Errand
     hand: Callable[[str], Hand] = Hand
+    halts: Callable[[Sight, float], Move] = decide
     is_about_load: bool = False
 
 
