@@ -65,8 +65,6 @@ bench: $(READY)
 SEEDS ?= 100000
 simulate: $(READY)
 	$(BIN)/python -m paceline.testing.simulate --seeds $(SEEDS)
-	$(BIN)/python -m paceline.testing.simulate --part control --seeds $(SEEDS)
-	$(BIN)/python -m paceline.testing.simulate --part servers --seeds $(SEEDS)
 
 # Random faults on real runs of several hosts, checked by a model that counts its samples; docs/chaos.md. Seeds that are in chaos/results.jsonl are
 # skipped, so a long run can be made in parts. Several hosts need root.

@@ -288,6 +288,39 @@ def test_a_newcomer_does_not_found_a_run_of_which_others_hold_the_state(table: T
     assert [fresh.fate_of(member) for member in "ABN"] == [None, None, None]
 
 
+def listen(table: Table) -> None:
+    """Until it has heard whoever could come."""
+    until = table.now + Settings().listen_s
+    while table.now < until:
+        table.now += 0.1
+        table.handle(Tick())
+
+
+def test_a_coordinator_that_comes_back_with_nothing_gives_hosts_that_it_forgot_time_to_come() -> None:
+    """The newcomer is on its own host, and is all that its agent sees; who holds the state is on another."""
+    fresh = Table(Settings(wanted=1))
+    fresh.machine = Coordinator(Settings(wanted=1), fresh.now, {}, is_again=True)
+    fresh.handle(AgentReport("", 1, {fresh.pid_of("N"): Vitals("R", True)}))
+    fresh.report("N", phase=Phase.READY)
+    assert fresh.machine.standing.current is None
+    fresh.report("A", **WORKING)
+    listen(fresh)
+    fresh.report("A", phase=Phase.ACTIVE, plan=1, fenced=2, applied=6)
+    plan = fresh.machine.standing.current
+    assert plan is not None
+    assert (plan.start, plan.base, plan.members) == (Start.RECOVER, 6, ("A",))
+
+
+def test_it_does_not_wait_for_them_for_ever() -> None:
+    fresh = Table(Settings(wanted=1))
+    fresh.machine = Coordinator(Settings(wanted=1), fresh.now, {}, is_again=True)
+    fresh.report("N", phase=Phase.READY)
+    listen(fresh)
+    plan = fresh.machine.standing.current
+    assert plan is not None
+    assert (plan.start, plan.members) == (Start.FOUND, ("N",))
+
+
 def test_who_comes_too_late_with_a_state_is_told_so_and_comes_back(table: Table) -> None:
     fresh = Table(Settings(wanted=1))
     fresh.report("A", **WORKING)

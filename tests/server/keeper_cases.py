@@ -7,7 +7,7 @@ from typing import Any
 from paceline.placement.placement import Placement, Replica, Replicas
 from paceline.server.keeper import Keeper, Outcome
 from paceline.server.messages import Acknowledged, Answer, Commit, Load, Need, Push, Request
-from paceline.testing.serving.parts import Entry, ListStore
+from paceline.testing.joint.servers import Entry, ListStore
 
 
 def replicas(primary: str, *backups: str, since: int = 1, **content: Any) -> Replicas:

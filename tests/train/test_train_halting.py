@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from paceline.checkpoint import Contents, files, find, read
+from paceline.control.lost_head import WORKING_PATIENCE_S, Move, Sight, decide, has_seat_on
 from paceline.control.messages import Plan, Seat, Start
 from paceline.custody.shelf import Rules
 from paceline.train import halting
-from paceline.train.halting import WORKING_PATIENCE_S, Move, Sight, decide, has_seat_on, write_held
+from paceline.train.halting import write_held
 from paceline.wire.card import Card
 
 PATIENCE_S = 30.0

@@ -25,7 +25,8 @@ VARIABLE = "PACELINE_COORDINATOR_FD"
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What a coordinator needs to be the same one when it is started again; keep it as secret as the run's secret.
-    Made by `Config.new`. `parent` is the process that it must not outlive, 0 for none."""
+    Made by `Config.new`. `parent` is the process that it must not outlive, 0 for none; `is_again` says that it is not
+    the first one of this run."""
 
     run: str
     folder: str
@@ -39,6 +40,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pem: bytes
     local_name: str
     parent: int = 0
+    is_again: bool = False
 
     @classmethod
     def new(

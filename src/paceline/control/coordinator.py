@@ -68,11 +68,22 @@ from paceline.wire.decoding import decode
 
 
 class Coordinator:
+    manager_type = ServerManager
+    desk_type = Desk
+
     def __init__(
-        self, settings: Settings, now: float, remembered: Mapping[str, bytes] | None = None, host: str = ""
+        self,
+        settings: Settings,
+        now: float,
+        remembered: Mapping[str, bytes] | None = None,
+        host: str = "",
+        *,
+        is_again: bool = False,
     ) -> None:
-        """`host` is where this coordinator runs, as cards name it."""
+        """`host` is where this coordinator runs, as cards name it; `is_again` if another one was there before it, also
+        where nothing is remembered of that."""
         self.settings = settings
+        self._is_again = is_again
         self.census = Census()
         self.records = self.census.records
         self._agents = Agents()
@@ -101,9 +112,9 @@ class Coordinator:
                 record = Record.restore(value, self._now)
                 self.records[record.member] = record
         self.standing = standing
-        self._manager = ServerManager(settings.replicas, placement, aim, by_load=settings.by_load)
+        self._manager = self.manager_type(settings.replicas, placement, aim, by_load=settings.by_load)
         self._kept_aim = aim
-        self._desk = Desk(leases)
+        self._desk = self.desk_type(leases)
         if standing.halting:
             self._desk.stop_again(standing.whole)
         self._keep(term=standing.term + 1)
@@ -383,8 +394,10 @@ class Coordinator:
 
     def _may_have_forgotten(self) -> bool:
         """A coordinator that knows of no founding may be one whose journal is lost: it hears everybody first who could
-        hold the state."""
+        hold the state. On which hosts they are is forgotten too, so all of them get time to come."""
         age_s, records = self._now - self._born, self.records.values()
+        if self._is_again and age_s < self.settings.listen_s:
+            return True
         if not self._agents.have_come(records):
             return age_s < self.settings.listen_s
         return age_s < self.settings.silence_s and self._agents.see_unknown(records)

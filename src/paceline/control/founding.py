@@ -34,15 +34,14 @@ def forgotten(report: Report, standing: Standing, *, is_known: bool) -> Forgotte
     return Forgotten(max(report.term, standing.term) + 1, max(report.plan, standing.newest))
 
 
+def holds(report: Report) -> bool:
+    """Whether a member holds the training state. Those who left in order do not: the others may have gone on."""
+    return report.applied > NOTHING and not report.left and report.phase in (Phase.ACTIVE, Phase.ENDED)
+
+
 def holders(alive: Iterable[Record]) -> list[Record]:
-    """Who lives and holds the training state of a run that no plan speaks of: it must not be founded anew without them.
-    Those who left in order are none: the others may have gone on."""
-    working = (Phase.ACTIVE, Phase.ENDED)
-    return [
-        record
-        for record in alive
-        if record.report.applied > NOTHING and not record.report.left and record.report.phase in working
-    ]
+    """Who lives and holds the state of a run that no plan speaks of: it must not be founded anew without them."""
+    return [record for record in alive if holds(record.report)]
 
 
 def has_survivor(ready: Iterable[Record]) -> bool:

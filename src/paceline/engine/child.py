@@ -65,6 +65,7 @@ class CoordinatorChild:
             self._popen = configs.launch(
                 self._config, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        self._config = msgspec.structs.replace(self._config, is_again=True)
         self._exit = Fd(os.pidfd_open(self._popen.pid))
         self._warden.entrust(self._popen.pid, ask=True)
 

@@ -1,14 +1,12 @@
 """Run simulated schedules of a whole run: `python -m paceline.testing.simulate --seeds 100000`, or one with `--seed N`.
 
 All real machines together: coordinator, driver's choices, members, servers' members, leases, keepers. It prints what
-was tried, by fault, mode and phase of the run. `--part control` and `--part servers` run the machines of the control
-plane, or those of the server group, for themselves, with some faults more often.
+was tried, by fault, mode and phase of the run. `--processes 1` leaves the other cores alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import multiprocessing
 import os
 import sys
@@ -16,51 +14,36 @@ import time
 import traceback
 from collections import Counter
 
-from paceline.testing.joint import World as JointWorld
+from paceline.testing.joint import Violation, World
 from paceline.testing.joint.world import MODES
-from paceline.testing.serving import ServingWorld
-from paceline.testing.simulation import Violation, World
 
-PARTS = ("all", "control", "servers")
 PHASES = ("gathering", "starting", "running", "switching", "moving", "recovering", "headless", "ending")
 
 Tried = Counter[tuple[str, str, str]]
 
 
-def run_one(seed: int, *, part: str = "all") -> tuple[str, Tried]:
+def run_one(seed: int) -> tuple[str, Tried]:
     """What was violated, or nothing; and what was tried."""
     tried: Tried = Counter()
     try:
-        tried = run_world(seed, part)
+        world = World(seed)
+        world.run()
+        tried = world.faults.tried
     except Violation as violation:
         return f"seed {seed}: {violation}\n  {' '.join(violation.__notes__)}", tried
     except Exception:
-        which = "" if part == "all" else f" --part {part}"
-        replay = f"replay: python -m paceline.testing.simulate{which} --seed {seed}"
+        replay = f"replay: python -m paceline.testing.simulate --seed {seed}"
         return f"seed {seed}: {traceback.format_exc()}\n  {replay}", tried
     return "", tried
 
 
-def run_world(seed: int, part: str) -> Tried:
-    if part == "servers":
-        ServingWorld(seed).run()
-    elif part == "control":
-        World(seed).run()
-    else:
-        world = JointWorld(seed)
-        world.run()
-        return world.faults.tried
-    return Counter()
-
-
-def run_many(first: int, count: int, part: str) -> int:
+def run_many(first: int, count: int, processes: int) -> int:
     failures = 0
     tried: Tried = Counter()
     began = time.monotonic()
     told = began
-    run = functools.partial(run_one, part=part)
-    with multiprocessing.Pool(os.cpu_count()) as pool:
-        for done, (text, more) in enumerate(pool.imap_unordered(run, range(first, first + count), chunksize=20), 1):
+    with multiprocessing.Pool(processes) as pool:
+        for done, (text, more) in enumerate(pool.imap_unordered(run_one, range(first, first + count), chunksize=20), 1):
             tried += more
             if text:
                 failures += 1
@@ -92,13 +75,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this one schedule, with the traceback of a violation")
     parser.add_argument("--seeds", type=int, default=10_000, help="how many schedules to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--part", choices=PARTS, default="all", help="all machines together, or a part of them")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many run at the same time")
     options = parser.parse_args()
     if options.seed is not None:
-        run_world(options.seed, options.part)
+        World(options.seed).run()
         print(f"seed {options.seed}: no violation")
         return 0
-    return 1 if run_many(options.first, options.seeds, options.part) else 0
+    return 1 if run_many(options.first, options.seeds, options.processes) else 0
 
 
 if __name__ == "__main__":

@@ -25,13 +25,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from paceline.checkpoint import Contents, files
+from paceline.control.lost_head import Move, Sight, decide, has_seat_on
 from paceline.control.member_events import Broke, Stop
-from paceline.control.messages import Plan
 from paceline.control.ticket import Ticket
 from paceline.custody import names
 from paceline.custody.partial import sweep
@@ -48,44 +47,10 @@ logger = logging.getLogger("paceline.train")
 PATIENCE_S = 30.0  # of who joined from another host
 OWN_PATIENCE_S = 120.0  # on the coordinator's host, where its agent starts it again
 ASKED_PATIENCE_S = 15.0  # of who was asked to go: nobody else can let it go
-WORKING_PATIENCE_S = 600.0  # of a group that works, with workers on the coordinator's host
 GATHER_S = 30.0  # for what servers hold
 LOCK = ".halt.lock"
 _LOCK_S = 120.0
 _LOOK_S = 0.5
-
-
-class Move(Enum):
-    WAIT = "wait"
-    STOP = "stop"  # ask the others, in the header, to end at the next clean point
-    BREAK = "break"  # give the group up
-
-
-class Sight(NamedTuple):
-    """What a worker sees: how long the coordinator was not heard of, how long the operation under way has taken (0 in
-    none), whether there is a plan, whether that has a seat on the coordinator's host, and whether this worker was asked
-    to go."""
-
-    unheard_s: float
-    stood_s: float
-    has_plan: bool
-    is_with_head: bool
-    is_asked: bool = False
-
-
-def decide(sight: Sight, patience_s: float) -> Move:
-    """Who has no plan gives up by itself, where it waits for one."""
-    if sight.unheard_s < patience_s or not sight.has_plan:
-        return Move.WAIT
-    if sight.stood_s >= patience_s:
-        return Move.BREAK
-    if sight.is_with_head and not sight.is_asked and sight.unheard_s < WORKING_PATIENCE_S:
-        return Move.WAIT  # the host lives; its agent brings the coordinator back
-    return Move.STOP
-
-
-def has_seat_on(plan: Plan | None, host: str) -> bool:
-    return plan is not None and any(seat.host.partition(" ")[0] == host for seat in plan.seats)
 
 
 class Halting:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from paceline.control.coordinator_events import Note, Over
-from paceline.control.messages import Phase
+from paceline.control import founding
+from paceline.control.coordinator_events import Note, Over, Standing
+from paceline.control.messages import Phase, Start
 from paceline.control.serving import Aim
 from paceline.placement.placement import Placement, Replicas
 from paceline.testing.joint.truth import Log, State, Violation
+from paceline.testing.joint.workers import Worker
 
 if TYPE_CHECKING:
     from paceline.testing.joint.servers import Server
@@ -40,6 +42,9 @@ class Checks:
         if "was not heard of" in note.text:
             may_be = self._world.faults.may_be_silent(process)
             self.check(may_be, f"{note.member} was given up, but it lives and speaks: {note}")
+        elif note.kind == "evicted" and isinstance(process, Worker) and self._world.head.has_no_plan:
+            is_worthless = not process.alive or not founding.holds(process.machine.report())
+            self.check(is_worthless, f"{note.member} was sent away with a state that no plan speaks of: {note}")
         elif note.kind == "dead" and "its connections broke" not in note.text:
             self.check(not process.alive, f"{note.member} was taken for dead, but it lives: {note}")
 
@@ -67,10 +72,11 @@ class Checks:
         pairs = list(zip(before.homes, now.homes, strict=True))
         moved = [number for number, (old, new) in enumerate(pairs) if old != new]
         concerned = {home for number in moved for home in set(before.homes[number]) ^ set(now.homes[number])}
+        self.check(bool(moved), "the ranges were placed anew, and neither servers nor loads had changed")
         self.check(len(concerned) <= 2, f"{moved} move for load, between {sorted(concerned)}")
         moving = [n for n, one in enumerate(placement.ranges) if (one.joining or one.handing) and n not in moved]
-        self.check(not moving or not moved, f"{moved} move for load while {moving} are on their way")
-        self._num_relieved += bool(moved)
+        self.check(not moving, f"{moved} move for load while {moving} are on their way")
+        self._num_relieved += 1
         most = 3 * self._world.num_ranges * self._world.loads.num_changes
         self.check(self._num_relieved <= most, f"ranges moved {self._num_relieved} times for load, and still do")
 
@@ -81,6 +87,17 @@ class Checks:
     def restored(self, number: int) -> None:
         """A worker loads a range that was lost."""
         self._lost[number] = max(self._lost.get(number, 0), self._epoch())
+
+    def founds(self, standing: Standing) -> None:
+        """The coordinator begins the run, or begins it anew: nobody that it could ask may hold a state of it. A journal
+        that is lost is no excuse."""
+        world, plan = self._world, standing.current
+        if plan is None or plan.start is not Start.FOUND:
+            return
+        for worker in world.living():
+            is_holder = founding.holds(worker.machine.report()) and world.head.counts(worker.name)
+            if is_holder and not worker.machine.is_dismissed and not world.faults.may_be_silent(worker):
+                raise Violation(f"the run is founded from {plan.base}, but {worker.name} holds {worker.state.applied}")
 
     def founded(self, generation: int, state: State) -> None:
         """The run begins anew: what workers saw before is history."""
@@ -193,7 +210,7 @@ class Checks:
         if world.is_served:
             self.check_logs(strict=False)
         if world.is_leased:
-            wanted = {(epoch, lease) for epoch in range(world.epochs) for lease in range(world.num_leases)}
+            wanted = {(epoch, lease) for epoch in range(world.num_epochs) for lease in range(world.num_leases)}
             lacks = wanted - world.head.rows
             self.check(not lacks, f"the run's database lacks leases {sorted(lacks)}")
 
@@ -236,7 +253,7 @@ class Checks:
         if world.head.remembered().standing.halting:
             return
         lacks = {
-            ("lease", later, lease) for later in range(epoch + 1, world.epochs) for lease in range(world.num_leases)
+            ("lease", later, lease) for later in range(epoch + 1, world.num_epochs) for lease in range(world.num_leases)
         }.difference(log)
         self.check(not lacks, f"range {number} lacks {sorted(lacks)}")
 

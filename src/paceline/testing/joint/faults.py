@@ -7,13 +7,14 @@ last one held has come to others. Moves that nobody's death asked for are no exc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.control.coordinator_events import Drain, Halt
 from paceline.placement.placement import Placement
+from paceline.server.messages import Request
 from paceline.testing.joint.head import phase_of
 from paceline.testing.joint.processes import Process
+from paceline.testing.joint.themes import Theme, everything, themes_of
 
 if TYPE_CHECKING:
     from paceline.testing.joint.servers import Server
@@ -27,75 +28,54 @@ class Faults:
     def __init__(self, world: World, *, calm: bool) -> None:
         self._world = world
         draw = world.random
-        self.end_at = draw.uniform(1.0, 6.0)
         self.are_over = calm
         self.has_lost_several = False  # servers, at a time
         self.tried: Counter[tuple[str, str, str]] = Counter()  # by fault, mode and phase of the run
         self._kill_when_complete = False
         self._kill_when_joining = False
         self._kill_when_agreed = False
+        self._kill_when_answered = self._kill_when_shown = False
         self._kill_when_moving = 0
         self._is_mourning = False  # what a dead server held is not yet on enough others
+        self._to_evict: set[str] = set()
         self._deaf: dict[str, float] = {}  # until when somebody may be silent through no fault of its own
-        workers: list[tuple[Callable[[], None], int]] = [
-            (self._kill_one, 6),
-            (self._kill_two, 2),
-            (self._kill_at_the_end_of_an_operation, 6),
-            (self._kill_all, 1),
-            (self._raise_one, 2),
-            (self._raise_all, 1),
-            (self._stop_one, 3),
-            (self._join, 4),
-            (self._join_two_and_kill_one, 4),
-            (self._leave, 3),
-            (self._drain, 2),
-            (self._call_a_burden, 2),
-            (self._cut_from_coordinator, 2),
-            (self._cut_pair, 2),
-            (self._cut_hosts, 3),
-            (self._blink, 2),
-            (self._crash_coordinator, 3),
-            (self._crash_coordinator_between, 2),
-            (self._stop_coordinator, 3),
-            (self._stop_coordinator_between, 1),
-            (self._stop_coordinator_and_worker, 2),
-            (self._halt, 1),
-        ]
-        servers: list[tuple[Callable[[], None], int]] = [
-            (self._kill_server, 6),
-            (self._kill_when_something_moves, 7),
-            (self._kill_server_and_worker, 3),
-            (self._kill_who_agreed, 5),
-            (self._evict_server, 4),
-            (self._stop_server, 4),
-            (self._break_connection, 5),
-            (self._join_server, 4),
-            (self._leave_server, 5),
-            (self._change_load, 3),
-        ]
-        self._kinds = workers + (servers if world.is_served else [])
+        self.theme = self._draw_theme()
+        self._kinds = self.theme.faults
+        begin_at = draw.choice([0.2, 0.8, 0.8, 0.8])  # before the run is founded, or when it is
+        self.end_at = begin_at + draw.uniform(*self.theme.lasts_s)
         if not calm:
-            for _ in range(draw.randint(0, 7)):
-                world.after(draw.uniform(0.2, self.end_at), self._next)
+            for _ in range(draw.randint(world.mutation.fewest_faults, 7)):
+                world.after(draw.uniform(begin_at, self.end_at), self._next)
         world.after(self.end_at, self._heal)
+
+    def _draw_theme(self) -> Theme:
+        """Half of all schedules are about everything, the others about a part of it."""
+        world, draw = self._world, self._world.random
+        themes = themes_of(world.mode)
+        is_wide = draw.random() < 0.5
+        name = draw.choice(list(themes))
+        if world.mutation.theme:
+            assert world.mutation.theme in themes, f"{world.mutation.name}: no such theme where {world.mode} is"
+            return themes[world.mutation.theme]
+        return everything(world.mode) if is_wide else themes[name]
 
     def _next(self) -> None:
         world = self._world
         if world.head.over is not None or not world.living() or self.are_over:
             return
-        functions, weights = zip(*self._kinds, strict=True)
-        fault = world.random.choices(functions, weights)[0]
-        self.tried[(fault.__name__.strip("_"), world.mode, phase_of(world.head.machine))] += 1
-        fault()
+        (name,) = world.random.choices(list(self._kinds), list(self._kinds.values()))
+        self.tried[(name, world.mode, phase_of(world.head.machine))] += 1
+        getattr(self, f"_{name}")()
 
     def _heal(self) -> None:
         """The end of all faults; from here on the run must come to its end."""
         world = self._world
         self.are_over = True
         self._kill_when_complete = self._kill_when_joining = self._kill_when_agreed = False
+        self._kill_when_answered = self._kill_when_shown = False
         self._kill_when_moving = 0
         world.is_lossy = False
-        world._cuts.clear()
+        world.mend_all()
         for process in list(world.processes.values()):
             if process.alive and process.is_stopped:
                 process.go_on()
@@ -214,6 +194,13 @@ class Faults:
             one, other = world.random.sample(others, 2)
             world.cut(world.random.uniform(0.2, 4.0), (one, other))
 
+    def _part_hosts(self) -> None:
+        """The same for good: the run goes on with those who reach each other."""
+        world = self._world
+        others = [f"host {host}" for host in world.hosts if host != "a"]
+        if len(others) >= 2:
+            world.part(*world.random.sample(others, 2))
+
     def _blink(self) -> None:
         """A connection to the coordinator breaks and is made again."""
         self._pick().line.drop(is_heard=self._world.random.random() < 0.8)
@@ -226,6 +213,20 @@ class Faults:
 
     def coordinator_crashed(self) -> None:
         self._world.after(self._world.random.uniform(0.1, 3.0), self._world.head.start)
+
+    def _lose_journal(self) -> None:
+        if self._world.head.machine is not None and self._world.head.over is None:
+            self._world.lose_journal()
+            self.coordinator_crashed()
+
+    def _lose_journal_and_kill_one(self) -> None:
+        self._lose_journal()
+        self._kill_one()
+
+    def _crash_coordinator_and_kill_one(self) -> None:
+        """Who died meanwhile is not known when it comes back."""
+        self._crash_coordinator()
+        self._kill_one()
 
     def _crash_coordinator_between(self) -> None:
         """When it has remembered something, and has told nobody."""
@@ -241,8 +242,12 @@ class Faults:
     def _stop_coordinator_and_worker(self) -> None:
         """As when their host swaps; the worker wakes a little before or after."""
         seconds = self._world.random.uniform(0.5, 4.0)
+        is_there = self._world.head.machine is not None and not self._world.head.is_stopped
         self._world.head.stop(seconds)
-        self._pick().stop(max(0.0, seconds + self._world.random.uniform(-0.3, 0.3)))
+        worker = self._pick()
+        if not is_there:  # only the worker sleeps, and a coordinator that comes back meanwhile misses it
+            self._deafen(worker, seconds + 0.3)
+        worker.stop(max(0.0, seconds + self._world.random.uniform(-0.3, 0.3)))
 
     def _halt(self) -> None:
         if self._world.head.machine is not None and not self._world.head.is_stopped:
@@ -268,8 +273,11 @@ class Faults:
         names = {server.name for server in self._members() if not self.may_be_silent(server)}
         if self._is_mourning:
             records = world.head.remembered().records
+            # Who is about to be evicted is as good as dead, and its fate is not known yet either.
             are_known = all(
-                server.alive or (name in records and records[name].fate is not None) or name not in records
+                name not in records
+                or records[name].fate is not None
+                or (server.alive and not (name in self._to_evict and self.may_be_silent(server)))
                 for name, server in world.servers.items()
             )
             self._is_mourning = not are_known or any(
@@ -290,6 +298,23 @@ class Faults:
     def _kill_server(self) -> None:
         if self._may_die():
             self._kill_it(self._world.random.choice(self._members()))
+
+    def _kill_server_that_answers(self) -> None:
+        self._kill_when_answered = True
+
+    def _kill_server_that_shows(self) -> None:
+        self._kill_when_shown = True
+
+    def answered(self, server: Server, request: Request) -> None:
+        """A server tells a worker something, while its backups have yet to take what it did: what it tells must not
+        need that."""
+        is_shown = request.push is None and request.commit is None
+        is_meant = self._kill_when_shown if is_shown else self._kill_when_answered
+        is_ahead = is_meant and any(link.queue for link in server.keeper.links.values())
+        if is_ahead and not self.are_over and self._may_die():
+            self._kill_when_answered = self._kill_when_shown = False
+            self._is_mourning = True
+            self._world.after(self._world.delay() / 4, self._world.kill, server, "was killed")
 
     def _kill_server_and_worker(self) -> None:
         self._kill_one()
@@ -331,7 +356,7 @@ class Faults:
         """A worker has seen that all have staged a step, and tells the servers."""
         if self._kill_when_agreed and len(self._world.living()) > 1:
             self._kill_when_agreed = False
-            self._world.after(self._world.delay() / 2, self._world.kill, worker, "was killed")
+            self._world.after(self._world.delay() / 4, self._world.kill, worker, "was killed")
 
     def _evict_server(self) -> None:
         """It is taken for dead, but lives, and serves for a while whoever goes by an old placement."""
@@ -340,9 +365,11 @@ class Faults:
             return
         victim = world.random.choice(self._members())
         self._is_mourning = True
+        self._to_evict.add(victim.name)
         seconds = world.random.uniform(1.2, 2.5)
         self._deafen(victim, seconds)
-        world.cut(seconds, (victim.name, "coordinator"))
+        # Its agent is not heard either: it would say that the process is busy, and kill it when it is told to.
+        world.cut(seconds, (victim.name, "coordinator"), (f"agent {victim.host}", "coordinator"))
         for other in self._members():
             if other is not victim and world.random.random() < 0.5:
                 world.after(world.random.random() * seconds, self._break, victim.name, other.name)

@@ -46,7 +46,9 @@ class Head:
         self.is_stopped = False
         self.crashes_soon = False  # the next time that something was remembered and not said yet
         self.stops_soon = 0.0  # for so long, the next time that it has looked at its clock
-        self.num_evicted = 0
+        self.has_lost_journal = False
+        self._parted: set[str] = set()  # members that were gone when it was lost
+        self._founded = 0
         self._choices = Choices(PLAN_AGAIN_S)
         self._inbox: list[Event] = []
         self._looks = False
@@ -66,7 +68,9 @@ class Head:
             return
         world = self._world
         self._incarnation += 1
-        self.machine = world.mutation.coordinator(self.settings, world.now, dict(self.journal), "a")
+        self.machine = world.mutation.coordinator(
+            self.settings, world.now, dict(self.journal), "a", is_again=self._incarnation > 1
+        )
         self._choices = world.mutation.choices(PLAN_AGAIN_S)
         self._inbox, self._unsaid, self._looks = [], [], False
         self.is_stopped = self.crashes_soon = False
@@ -81,6 +85,16 @@ class Head:
         self.is_stopped = self.crashes_soon = False
         for line in self._world.lines():
             line.drop(is_heard=False)
+
+    def lose_journal(self) -> None:
+        """Somebody deletes the run's database, and the coordinator dies: all that is known then is with the members."""
+        records = self.remembered().records.values()
+        self._parted |= {record.member for record in records if record.fate is not None}
+        self.crash()
+        self.journal.clear()
+        self.rows.clear()
+        self._founded = 0
+        self.has_lost_journal = True
 
     def stop(self, seconds: float) -> None:
         if self.machine is not None and not self.is_stopped:
@@ -168,6 +182,9 @@ class Head:
         aims = [action.value for action in actions if isinstance(action, Remember) and action.key == "aim"]
         if aims and aims[-1] is not None:
             self._world.checks.aimed(decode(aims[-1], Aim), placement)
+        if self.machine.standing.founded > self._founded:
+            self._founded = self.machine.standing.founded
+            self._world.checks.founds(self.machine.standing)
         if placement.version > self._version:
             self._version = placement.version
             self._world.placed(placement)
@@ -196,7 +213,13 @@ class Head:
     def counts(self, name: str) -> bool:
         """Whether a member is in the run, as far as the coordinator would remember."""
         record = self.remembered().records.get(name)
+        if record is None and self.has_lost_journal:
+            return name not in self._parted
         return record is not None and record.fate in (None, Fate.RELEASED)
+
+    @property
+    def has_no_plan(self) -> bool:
+        return self.machine is not None and self.machine.standing.current is None
 
     @property
     def placement(self) -> Placement:

@@ -29,9 +29,11 @@ class Line:
         self.number = 0  # of the connection; 0 before the first
         self.is_up = False
         self.heard = world.now
+        self.told = world.now  # when something was said on it; a connection alone says nothing
         self._outbox = Outbox()
         self._flushes = False
         self._forth = self._back = 0.0  # when what was sent last in each direction arrives
+        self._lag_s = world.random.choice(world.lags)  # of what this process hears
 
     # -- connecting --------------------------------------------------------------------------------------------------
 
@@ -102,12 +104,12 @@ class Line:
             if world.is_lossy and world.random.random() < world.loss:
                 self.drop()
                 continue
-            self._back = max(world.now + min(world.delay(), LATEST_S), self._back + 1e-6)
+            self._back = max(world.now + self._lag_s + min(world.delay(), LATEST_S), self._back + 1e-6)
             world.at(self._back, self._deliver, kind, body, self.number)
 
     def _deliver(self, kind: str, body: Any, number: int) -> None:
         process = self._process
         if number != self.number or not self.is_up or self._world.is_cut(process.name, "coordinator"):
             return
-        self.heard = self._world.now
+        self.heard = self.told = self._world.now
         process.receive(process.hear, kind, body)

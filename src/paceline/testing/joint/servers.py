@@ -195,6 +195,7 @@ class Server(Process):
         for outcome, reply in waiting:
             if self.keeper.is_released(outcome.waits):
                 reply(outcome._replace(answer=self.keeper.finish(outcome)))
+                world.faults.answered(self, outcome.request)
             else:
                 self._waiting.append((outcome, reply))
 

@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 from paceline.control.lease_set import LeaseSet
 from paceline.control.messages import Plan, Start
 from paceline.server.messages import Commit
-from paceline.testing.simulation.truth import Violation
 
 __all__ = ["Batch", "Log", "Result", "State", "Truth", "Violation", "after"]
 
 Log = tuple[tuple[Any, ...], ...]
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
 
 
 class Batch(NamedTuple):
@@ -74,6 +77,8 @@ class Truth:
         self._bases: dict[int, tuple[int, int]] = {}  # the lineage that a lineage goes on from, and where
         self._agreements: dict[tuple[int, int], int] = {}
         self.checkpoints: list[State] = []
+        self._lineages: dict[int, int] = {}  # by the generation that founded it: its number may be used again
+        self._num_forgotten = 0
 
     def check(self, holds: bool, text: str) -> None:
         if not holds:
@@ -86,6 +91,7 @@ class Truth:
             self.check(known == plan, f"generation {plan.generation} was used for two plans")
             return
         self.plans[plan.generation] = plan
+        self._lineages[plan.generation] = plan.generation + self._num_forgotten * 1_000_000
         if plan.start is not Start.RECOVER:
             return
         lineage = self.lineage_of(plan.generation)
@@ -95,9 +101,17 @@ class Truth:
             del self._digests[key]  # applied by members that are gone, counted by nobody
             self._batches.pop(key, None)
 
+    def forget_after(self, generation: int) -> None:
+        """The journal is lost, and nobody that lives was told of later plans: their numbers may be used again."""
+        for number in [number for number in self.plans if number > generation]:
+            self._num_forgotten += 1
+            del self.plans[number]
+            for key in [key for key in self._agreements if key[0] == number]:
+                del self._agreements[key]
+
     def lineage_of(self, generation: int) -> int:
         founded = [number for number, plan in self.plans.items() if plan.start is Start.FOUND and number <= generation]
-        return max(founded)
+        return self._lineages[max(founded)]
 
     def founded(self, lineage: int, state: State) -> None:
         if state.lineage:
@@ -134,6 +148,13 @@ class Truth:
         """A checkpoint is there for good: it must be of the one history."""
         self.settled(who, state.lineage, state.applied, state.digest)
         self.checkpoints.append(state)
+
+    def left_behind(self, who: str, state: State) -> None:
+        """The run may go on from this: it has all that was final, and nothing that is not of the one history."""
+        settled = self._settled.get(state.lineage, -1)
+        self.check(state.applied >= settled, f"{who} left {state.applied} behind, but {settled} was settled")
+        known = self._digests.get((state.lineage, state.applied), state.digest)
+        self.check(known == state.digest, f"{who} left another operation {state.applied} behind than counts")
 
     def ended(self, lineage: int, operation: int) -> None:
         """Per epoch the committed samples are the data, each once."""

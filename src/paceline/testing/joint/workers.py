@@ -72,6 +72,7 @@ class Worker(Process):
         self._script: Iterator[Kind | None] | None = None
         self._awaits_state = False
         self._work: Work | None = None
+        self._works_since = 0.0
         self._exit: Exit | None = None
         self._was_main = False
         world.after(world.random.uniform(0.01, 0.5), self.receive, self._build)
@@ -103,8 +104,11 @@ class Worker(Process):
     def _beat(self) -> None:
         if self.world.is_finished:
             return
-        if self.world.now - self.line.heard > ORPHAN_S:
+        if self.world.halting.lost_at >= 0.0:
+            self.world.halting.look(self)
+        elif self.world.now - self.line.heard > ORPHAN_S:
             self.world.kill(self, "lost the coordinator")
+        if not self.alive:
             return
         if self.machine.phase is Phase.READY:
             self.post(Looked(self._newest_checkpoint()))
@@ -166,7 +170,7 @@ class Worker(Process):
                     yield Kind.EVALUATE
             yield Kind.EVALUATE
             yield Kind.DECIDE
-            if self.state.epoch + 1 >= world.epochs:
+            if world.is_last(self.state.epoch):
                 break
             self.state = self.state._replace(epoch=self.state.epoch + 1, position=0)
         yield Kind.END
@@ -184,7 +188,7 @@ class Worker(Process):
                 break
             yield Kind.EVALUATE
             yield Kind.DECIDE
-            if self.state.epoch + 1 >= self.world.epochs:
+            if self.world.is_last(self.state.epoch):
                 break
             self.state = self.state._replace(epoch=self.state.epoch + 1)
         yield Kind.END
@@ -250,9 +254,11 @@ class Worker(Process):
         assert plan is not None
         found = [state for state in self.world.truth.checkpoints if state.applied == action.base]
         state = found[-1] if found else State(0, 0, 0, 0, 0, 0)
-        self.world.truth.founded(plan.generation, state)
+        self.world.truth.issued(plan)
+        lineage = self.world.truth.lineage_of(plan.generation)
+        self.world.truth.founded(lineage, state)
         self.world.checks.founded(plan.generation, state)
-        self.state = state._replace(lineage=plan.generation, settling=None)
+        self.state = state._replace(lineage=lineage, settling=None)
         self.world.truth.applied(self.name, self.state, Result(action.base, 0, None, False))
         self._has_state()
 
@@ -285,8 +291,14 @@ class Worker(Process):
         self.world.truth.applied(self.name, self.state, Result(self.state.applied, 0, None, False))
         self._has_state()
 
+    @property
+    def works_since(self) -> float:
+        """When the operation under way began; negative in none."""
+        return self._works_since if self._work is not None and self.machine.plan is self._work.plan else -1.0
+
     def _do_work(self, action: Work) -> None:
         self._work = action
+        self._works_since = self.world.now
         if self._stepping is not None and action.kind is Kind.STEP:
             self._stepping.prepare(action, self._compute)
         elif self.leasing is not None and action.kind is Kind.EVALUATE:

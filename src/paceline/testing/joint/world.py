@@ -17,10 +17,11 @@ from paceline.server.messages import Request
 from paceline.testing.joint.checks import Checks
 from paceline.testing.joint.faults import Faults
 from paceline.testing.joint.groups import SimulatedGroup
+from paceline.testing.joint.halting import Halting
 from paceline.testing.joint.head import Head
 from paceline.testing.joint.lines import Line
 from paceline.testing.joint.loads import Loads
-from paceline.testing.joint.mutations import SOUND, Mutation
+from paceline.testing.joint.mutations.mutation import SOUND, Mutation
 from paceline.testing.joint.processes import Agent, Process
 from paceline.testing.joint.servers import Server
 from paceline.testing.joint.truth import Truth, Violation
@@ -30,6 +31,7 @@ MOST_EVENTS = 100_000
 QUIET_S = 90.0  # after the faults end, the run must end within this time
 AGAIN_S = 0.1  # until TCP tries again over a cable that is cut
 REST_S = 20.0  # and what moves between servers must come to rest within this time
+MOST_EPOCHS = 12
 MODES = ("allreduce", "sync", "async", "bounded")
 
 
@@ -41,17 +43,18 @@ class World:
         self.mutation = mutation
         draw = self.random = random.Random(seed)
         self.now = 0.0
-        drawn = draw.choice(("allreduce", "allreduce", "sync", "async", "bounded"))
-        self.mode = mode or mutation.mode or drawn
+        drawn = draw.choice(mutation.modes)
+        self.mode = mode or drawn
         self.is_served = self.mode != "allreduce"
         self.is_leased = self.mode in ("async", "bounded")
         self.bound = draw.randint(0, 4) if self.mode == "bounded" else -1
         self.batch = 4
         self.epochs = draw.randint(1, 2)
         self.length = 200 if calm else draw.randint(6, 30)
-        self.num_ranges = draw.randint(1, 5) if self.is_served else 0
+        self.num_ranges = draw.randint(1, 6) if self.is_served else 0
         self.num_replicas = (mutation.num_replicas or draw.choice([1, 2, 2, 2, 3])) if self.is_served else 1
         self.num_leases = draw.randint(4, 10)
+        self._is_last: dict[int, bool] = {}  # whether the training ends with an epoch, as all workers decide it
         self.truth = Truth(self.length)
         self.processes: dict[str, Worker | Server] = {}
         self.workers: dict[str, Worker] = {}
@@ -65,6 +68,7 @@ class World:
         self._pids = itertools.count(100)
         self._groups: dict[int, SimulatedGroup] = {}
         self._cuts: Counter[frozenset[str]] = Counter()
+        self._parted: set[frozenset[str]] = set()
         self._channels: dict[tuple[str, str, str], float] = {}
         self._held_up: dict[tuple[str, str, str], list[tuple[int, Callable[..., None], tuple[Any, ...]]]] = {}
         self._breaks: Counter[frozenset[str]] = Counter()
@@ -72,9 +76,10 @@ class World:
         self.loss = 0.0 if calm else draw.choice([0.0, 0.0, 0.01, 0.05])
         self.is_lossy = self.loss > 0
         self._noise = draw.choice([0.0, 0.01, 0.04])  # of requests that come twice, and of answers that do not come
-        self._slowness = draw.choice([0.002, 0.005, 0.01, 0.05] if not self.is_served else [0.001, 0.002, 0.005, 0.02])
-        count = draw.randint(1, 5) if not self.is_served else draw.randint(1, 3)
-        self.first_servers = max(self.num_replicas, draw.randint(1, 3)) if self.is_served else 0
+        self._slowness = draw.choice([0.002, 0.005, 0.01, 0.05] if not self.is_served else [0.001, 0.005, 0.005, 0.03])
+        self.lags = (0.0, 0.0, 0.05, 0.3) if self.is_served and not calm else (0.0,)
+        count = draw.randint(1, 5) if not self.is_served else draw.randint(1, 4)
+        self.first_servers = max(self.num_replicas, draw.randint(1, 4)) if self.is_served else 0
         settings = Settings(
             wanted=count,
             grace_s=1.0,
@@ -89,7 +94,9 @@ class World:
         )
         self.checks = Checks(self)
         self.loads = Loads(self)
-        self.hosts = "abcd"[: draw.choice([1, 2, 2, 3, 4])]
+        self.halting = Halting(self)
+        num_hosts = draw.choice([1, 2, 2, 3, 4])
+        self.hosts = "abcd"[: mutation.num_hosts or num_hosts]
         self.head = Head(self, settings)
         self.agents = {host: Agent(self, host) for host in self.hosts}
         self.lingers = self.is_served and draw.random() < 0.7
@@ -155,10 +162,21 @@ class World:
             self._cuts[key] += 1
             self.after(seconds, self._mend, key)
 
+    def part(self, one: str, other: str) -> None:
+        """For good."""
+        self._parted.add(frozenset((one, other)))
+        self._cuts[frozenset((one, other))] += 1
+
+    def mend_all(self) -> None:
+        self._cuts = Counter(self._parted)
+
     def _mend(self, key: frozenset[str]) -> None:
-        self._cuts[key] -= 1
-        if self._cuts[key] <= 0:
-            del self._cuts[key]
+        if key in self._cuts:
+            self._cuts[key] -= 1
+            if self._cuts[key] <= 0:
+                del self._cuts[key]
+        if key in self._parted:
+            self._cuts[key] = max(1, self._cuts[key])
 
     def _order(self, channel: tuple[str, str, str]) -> float:
         """When what is sent there now arrives: after whatever was sent before."""
@@ -282,6 +300,18 @@ class World:
         self.checks.over(over)
         self.is_finished = not any(one.alive for one in self.processes.values())
 
+    def is_last(self, epoch: int) -> bool:
+        """Whether the training ends with this epoch: not before the faults are over, if it lingers."""
+        if epoch not in self._is_last:
+            is_filled = not self.lingers or self.faults.are_over
+            self._is_last[epoch] = epoch + 1 >= self.epochs and (is_filled or epoch + 1 >= MOST_EPOCHS)
+        return self._is_last[epoch]
+
+    @property
+    def num_epochs(self) -> int:
+        """Those that the training came to."""
+        return next((epoch + 1 for epoch, is_last in sorted(self._is_last.items()) if is_last), self.epochs)
+
     # -- who is there ------------------------------------------------------------------------------------------------
 
     def agent(self) -> Agent:
@@ -311,6 +341,8 @@ class World:
             for group in list(self._groups.values()):
                 group.leave(process.name, died=True)
         process.died()
+        if self.head.has_lost_journal:
+            self._forget()
         agent = self.agents[process.host]
         agent.child_died(process, how)
         if process.is_server:
@@ -330,6 +362,19 @@ class World:
         for generation, group in list(self._groups.items()):
             if generation < below:
                 group.leave(worker.name, died=False)
+
+    def lose_journal(self) -> None:
+        self.head.lose_journal()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Generations that nobody knows any more, because the journal is lost and all who were told of them are dead,
+        may be used again."""
+        known = max((worker.machine.report().plan for worker in self.living()), default=0)
+        known = max(known, self.head.remembered().standing.newest)
+        self.truth.forget_after(known)
+        for generation in [generation for generation in self._groups if generation > known]:
+            del self._groups[generation]
 
     def leaves_at_end(self, worker: Worker) -> None:
         """Nobody exits before all have acknowledged the end."""

@@ -1,15 +1,20 @@
-"""Faults put into the machines of the server group on purpose: the simulator must see each of them."""
+"""Faults of servers, of what workers ask of them, and of what the coordinator decides about ranges and leases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from paceline.control.coordinator import Coordinator
+from paceline.control.coordinator_events import Remember
 from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import Desk
-from paceline.control.serving import Aim, ServerManager
+from paceline.control.member_events import Exit, Leave
+from paceline.control.messages import Verdict
+from paceline.control.serving import Aim, Change, ServerManager
+from paceline.control.serving_member import ServerMember
 from paceline.placement.evolving import Heard
 from paceline.placement.gauge import Window
 from paceline.placement.placement import Placement, Replicas
@@ -17,21 +22,7 @@ from paceline.placement.placing import Homes
 from paceline.server.errand import Errand
 from paceline.server.keeper import Keeper, Outcome, Tenure
 from paceline.server.messages import Acknowledged, Answer, Apply, Commit, Forward, Load, Push, Refusal, Request, Stage
-
-
-class Mutation(NamedTuple):
-    """`mode` and `num_replicas` are those in which it shows soonest; elsewhere it would only cost time."""
-
-    name: str
-    mode: str = ""
-    num_replicas: int = 0
-    keeper: Callable[..., Keeper] = Keeper
-    manager: Callable[..., ServerManager] = ServerManager
-    desk: Callable[..., Desk] = Desk
-    errand: Callable[..., Errand] = Errand
-    remembers: bool = True
-    is_about_load: bool = False
-
+from paceline.testing.joint.mutations.mutation import Mutation
 
 # -- what is acknowledged, and shown -----------------------------------------------------------------------------------
 
@@ -220,8 +211,8 @@ class _LeavesTheHeirAlone(ServerManager):
 
 
 class _ForgetsWhatIsHot(ServerManager):
-    def __init__(self, num_replicas: int, placement: Placement, aim: Aim) -> None:
-        super().__init__(num_replicas, placement)
+    def __init__(self, num_replicas: int, placement: Placement, aim: Aim, *, by_load: bool) -> None:
+        super().__init__(num_replicas, placement, by_load=by_load)
 
 
 class _RelievesWhileThingsMove(ServerManager):
@@ -266,37 +257,166 @@ class _WaitsForTheForgotten(Desk):
         return -1 if any(lease < held for held in self._holder) else lease
 
 
-SOUND = Mutation("sound")
-MUTATIONS = [
-    Mutation("acknowledges before the backup has it", num_replicas=2, keeper=_WaitsForNobody),
-    Mutation("shows what its backups do not have", mode="bounded", num_replicas=3, keeper=_ShowsWhatOnlyItHas),
-    Mutation("answers for what has moved as if it had not", keeper=_AnswersForWhatMoved),
-    Mutation("takes a refusal of its forwards for consent", keeper=_HearsNoRefusal),
-    Mutation("refuses a forward once, and not when it comes again", mode="leases", num_replicas=2, keeper=_RefusesOnce),
-    Mutation("counts a lease as often as it comes", keeper=_CountsEveryPush),
-    Mutation("backs up the state and not what is in it", keeper=_KeepsNoRecord),
-    Mutation("brings others up without saying what is in the state", keeper=_SendsNoRecord),
-    Mutation("takes a forward as often as it comes", num_replicas=2, keeper=_TakesForwardsAgain),
-    Mutation("loads a range that is there", keeper=_LoadsAgain),
-    Mutation("takes a broken connection for an answer", errand=_TakesLostForDone),
-    Mutation("makes a step of pushes of several generations", mode="steps", keeper=_MixesGenerations),
-    Mutation("commits with ranks missing", mode="steps", keeper=_CommitsWhatIsThere),
-    Mutation("hears commits of generations that are over", mode="steps", keeper=_HearsOldCommits),
-    Mutation("does not say of which attempt a step was made", mode="steps", keeper=_SaysNotWhatCounted),
-    Mutation("ignores the bound", mode="bounded", keeper=_IgnoresTheBound),
-    Mutation("takes forwards of who is not primary", keeper=_FollowsAnybody),
-    Mutation("goes on serving what it hands over", keeper=_ServesWhileItHandsOver),
-    Mutation("hands over before others have everything", mode="bounded", num_replicas=3, keeper=_HandsOverAtOnce),
-    Mutation("keeps what it had when it is brought up anew", mode="leases", num_replicas=3, keeper=_KeepsWhatItHad),
-    Mutation("counts who is joining as a backup", manager=_CountsWhoIsJoining),
-    Mutation("makes who is joining primary", manager=_PromotesWhoIsJoining),
-    Mutation("keeps the other backups when a primary died", num_replicas=3, manager=_KeepsBackupsOfTheDead),
-    Mutation("leaves the heir alone with what it was handed", manager=_LeavesTheHeirAlone),
-    Mutation("forgets at a restart what is hot", manager=_ForgetsWhatIsHot, is_about_load=True),
-    Mutation("relieves a server while ranges move", manager=_RelievesWhileThingsMove, is_about_load=True),
-    Mutation("relieves servers though nobody gains", manager=_RelievesWithoutGain, is_about_load=True),
-    Mutation("leaves a hot server as it is", manager=_RelievesNobody, is_about_load=True),
-    Mutation("hands out nothing of what the dead held", desk=_ForgetsTheDead),
-    Mutation("hands out nothing of what it forgot", mode="bounded", desk=_WaitsForTheForgotten),
-    Mutation("does not remember where the ranges are", remembers=False),
+class _RemembersNoPlacement(Coordinator):
+    def _place(self, change: Change) -> None:
+        super()._place(change)
+        self._actions = [
+            action for action in self._actions if not (isinstance(action, Remember) and action.key == "placement")
+        ]
+
+
+class _GoesAtOnce(ServerMember):
+    """A server that is asked to leave does not wait until others have what it holds."""
+
+    def _on_leave(self, event: Leave) -> None:
+        super()._on_leave(event)
+        self._actions.append(Exit(Verdict.RELEASED, "it was asked to leave"))
+
+
+def _managed_by(kind: type[ServerManager]) -> type[Coordinator]:
+    return type("_Managed", (Coordinator,), {"manager_type": kind})
+
+
+def _with_desk(kind: type[Desk]) -> type[Coordinator]:
+    return type("_Desked", (Coordinator,), {"desk_type": kind})
+
+
+_SERVED = ("sync", "async", "bounded")
+
+OF_SERVERS = [
+    Mutation(
+        "acknowledges before the backup has it",
+        theme="server deaths",
+        modes=_SERVED,
+        num_replicas=2,
+        keeper=_WaitsForNobody,
+    ),
+    Mutation(
+        "shows what its backups do not have",
+        theme="server deaths",
+        modes=("bounded",),
+        num_replicas=3,
+        keeper=_ShowsWhatOnlyItHas,
+    ),
+    Mutation(
+        "answers for what has moved as if it had not", theme="evictions", modes=_SERVED, keeper=_AnswersForWhatMoved
+    ),
+    Mutation("takes a refusal of its forwards for consent", theme="evictions", modes=_SERVED, keeper=_HearsNoRefusal),
+    Mutation(
+        "refuses a forward once, and not when it comes again",
+        theme="evictions",
+        modes=("async",),
+        num_replicas=2,
+        keeper=_RefusesOnce,
+    ),
+    Mutation("counts a lease as often as it comes", theme="server deaths", modes=_SERVED, keeper=_CountsEveryPush),
+    Mutation("backs up the state and not what is in it", theme="server deaths", modes=_SERVED, keeper=_KeepsNoRecord),
+    Mutation(
+        "brings others up without saying what is in the state", theme="moves", modes=_SERVED, keeper=_SendsNoRecord
+    ),
+    Mutation(
+        "takes a forward as often as it comes",
+        theme="evictions",
+        modes=_SERVED,
+        num_replicas=2,
+        keeper=_TakesForwardsAgain,
+    ),
+    Mutation("loads a range that is there", theme="server deaths", modes=_SERVED, keeper=_LoadsAgain),
+    Mutation("takes a broken connection for an answer", theme="server deaths", modes=_SERVED, errand=_TakesLostForDone),
+    Mutation(
+        "makes a step of pushes of several generations", theme="commits", modes=("sync",), keeper=_MixesGenerations
+    ),
+    Mutation(
+        "commits with ranks missing", theme="commits", modes=("sync",), num_replicas=1, keeper=_CommitsWhatIsThere
+    ),
+    Mutation("hears commits of generations that are over", theme="commits", modes=("sync",), keeper=_HearsOldCommits),
+    Mutation(
+        "does not say of which attempt a step was made", theme="commits", modes=("sync",), keeper=_SaysNotWhatCounted
+    ),
+    Mutation("ignores the bound", modes=("bounded",), keeper=_IgnoresTheBound),
+    Mutation("takes forwards of who is not primary", theme="evictions", modes=_SERVED, keeper=_FollowsAnybody),
+    Mutation("goes on serving what it hands over", theme="moves", modes=("async",), keeper=_ServesWhileItHandsOver),
+    Mutation(
+        "hands over before others have everything",
+        theme="moves",
+        modes=("bounded",),
+        num_replicas=3,
+        keeper=_HandsOverAtOnce,
+    ),
+    Mutation(
+        "keeps what it had when it is brought up anew",
+        theme="server deaths",
+        modes=("async",),
+        num_replicas=3,
+        keeper=_KeepsWhatItHad,
+    ),
+    Mutation(
+        "counts who is joining as a backup", theme="moves", modes=_SERVED, coordinator=_managed_by(_CountsWhoIsJoining)
+    ),
+    Mutation(
+        "makes who is joining primary", theme="moves", modes=_SERVED, coordinator=_managed_by(_PromotesWhoIsJoining)
+    ),
+    Mutation(
+        "keeps the other backups when a primary died",
+        theme="server deaths",
+        modes=_SERVED,
+        num_replicas=3,
+        coordinator=_managed_by(_KeepsBackupsOfTheDead),
+    ),
+    Mutation(
+        "leaves the heir alone with what it was handed",
+        theme="moves",
+        modes=_SERVED,
+        coordinator=_managed_by(_LeavesTheHeirAlone),
+    ),
+    Mutation(
+        "forgets at a restart what is hot",
+        theme="restarts",
+        modes=_SERVED,
+        coordinator=_managed_by(_ForgetsWhatIsHot),
+        is_about_load=True,
+    ),
+    Mutation(
+        "relieves a server while ranges move",
+        theme="loads",
+        modes=_SERVED,
+        coordinator=_managed_by(_RelievesWhileThingsMove),
+        is_about_load=True,
+    ),
+    Mutation(
+        "relieves servers though nobody gains",
+        theme="loads",
+        modes=_SERVED,
+        coordinator=_managed_by(_RelievesWithoutGain),
+        is_about_load=True,
+    ),
+    Mutation(
+        "leaves a hot server as it is",
+        theme="loads",
+        modes=_SERVED,
+        coordinator=_managed_by(_RelievesNobody),
+        is_about_load=True,
+    ),
+    Mutation(
+        "hands out nothing of what the dead held",
+        theme="server deaths",
+        modes=_SERVED,
+        coordinator=_with_desk(_ForgetsTheDead),
+    ),
+    Mutation(
+        "hands out nothing of what it forgot",
+        theme="restarts",
+        modes=("bounded",),
+        coordinator=_with_desk(_WaitsForTheForgotten),
+    ),
+    Mutation(
+        "does not remember where the ranges are", theme="restarts", modes=_SERVED, coordinator=_RemembersNoPlacement
+    ),
+    Mutation(
+        "ends a server before others have what it holds",
+        theme="moves",
+        modes=_SERVED,
+        num_replicas=2,
+        server_member=_GoesAtOnce,
+    ),
 ]

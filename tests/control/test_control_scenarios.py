@@ -1,4 +1,4 @@
-"""The control machines through thousands of random fault schedules; and that the simulator sees what is wrong."""
+"""All real machines together in schedules that a test writes: who comes, who leaves, who cannot reach whom."""
 
 from __future__ import annotations
 
@@ -11,60 +11,20 @@ from paceline.control.coordinator import Coordinator
 from paceline.control.member_events import Done, Swap
 from paceline.control.messages import Phase, Start
 from paceline.control.surveys import UNREACHABLE
-from paceline.testing.simulation import Violation, World
-from paceline.testing.simulation.groups import SimulatedGroup
-from paceline.testing.simulation.mutations import MUTATIONS, SOUND, Mutation
-from paceline.testing.simulation.worker import Worker
-from paceline.testing.simulation.world import Agent
-
-SCHEDULES = 800  # `make simulate` runs a hundred thousand, `make soak` the next ones
-BLOCKS = 4
-MOST_TRIES = 3_000
+from paceline.testing.joint import World
+from paceline.testing.joint.groups import SimulatedGroup
+from paceline.testing.joint.mutations import SOUND, Mutation
+from paceline.testing.joint.workers import Worker
 
 
-def run(seed: int, mutation: Mutation) -> Violation | None:
-    try:
-        World(seed, mutation).run()
-    except Violation as violation:
-        return violation
-    return None
-
-
-@pytest.mark.parametrize("block", range(BLOCKS))
-def test_no_schedule_breaks_an_invariant(block: int) -> None:
-    size = SCHEDULES // BLOCKS
-    for seed in range(block * size, (block + 1) * size):
-        World(seed).run()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("block", range(BLOCKS, 12))
-def test_no_schedule_breaks_an_invariant_for_longer(block: int) -> None:
-    test_no_schedule_breaks_an_invariant(block)
-
-
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
-def test_the_simulator_sees_a_fault_in_the_machines(mutation: Mutation) -> None:
-    for seed in range(MOST_TRIES):
-        violation = run(seed, mutation)
-        if violation is not None:
-            assert f"--seed {seed}" in " ".join(violation.__notes__)
-            return
-    pytest.fail(f"{MOST_TRIES} schedules, and nobody noticed that a machine {mutation.name}")
-
-
-def test_a_seed_replays_the_same_schedule() -> None:
-    ends = set()
-    for _ in range(2):
-        world = World(17)
-        world.run()
-        ends.add((world.now, len(world.workers)))
-    assert len(ends) == 1
+def calm_world(seed: int, mutation: Mutation = SOUND) -> World:
+    """Without faults but for those of the test, on three hosts."""
+    return World(seed, mutation._replace(num_hosts=3), calm=True, mode="allreduce")
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_who_wants_to_leave_leaves_and_who_comes_gets_a_seat(seed: int) -> None:
-    world = World(seed, calm=True)
+    world = calm_world(seed)
     for _ in range(2):
         world.after(0.0, world.agents["a"].start)
     world.after(1.5, lambda: next(iter(world.workers.values())).leave())
@@ -80,9 +40,9 @@ def test_who_wants_to_leave_leaves_and_who_comes_gets_a_seat(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_all_may_leave_if_somebody_is_ready_to_take_over(seed: int) -> None:
-    world = World(seed, calm=True)
+    world = calm_world(seed)
     founders = dict(world.workers)
-    machine = world.coordinator
+    machine = world.head.machine
     assert machine is not None
     machine.settings = msgspec.structs.replace(machine.settings, most=len(founders))  # the newcomer waits for a seat
     world.after(1.0, world.agents["a"].start)
@@ -97,15 +57,14 @@ def test_all_may_leave_if_somebody_is_ready_to_take_over(seed: int) -> None:
 def hosts_after_parting(seed: int, mutation: Mutation = SOUND) -> list[set[str]]:
     """Of hosts a, b and c, two cannot reach each other for good, and workers come from all: the hosts of each plan that
     was in force, or prepared, after somebody had been let go for it."""
-    world = World(seed, mutation, calm=True)
+    world = calm_world(seed, mutation)
     for host in "abc":
-        agent = world.agents.get(host) or world.agents.setdefault(host, Agent(world, host))
-        world.after(0.0, agent.start)
-    world.after(3.0, lambda: world.part(("b", "c"), lasting=True))
+        world.after(0.0, world.agents[host].start)
+    world.after(3.0, world.part, "host b", "host c")
     seated: dict[int, set[str]] = {}
 
     def look() -> None:
-        machine = world.coordinator
+        machine = world.head.machine
         assert machine is not None
         if any(record.reason.startswith(UNREACHABLE) for record in machine.records.values()):
             plans = [plan for plan in (machine.standing.current, machine.standing.pending) if plan is not None]
@@ -127,8 +86,8 @@ def test_hosts_that_stay_parted_cost_some_workers_and_not_the_run(seed: int) -> 
 
 
 class SeatsAnybody(Coordinator):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._surveys.admitted = lambda newcomers, *_: list(newcomers)  # type: ignore[method-assign]
 
 
@@ -140,7 +99,7 @@ def test_a_coordinator_that_seats_who_cannot_reach_all_is_seen() -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_coordinator_whose_journal_is_lost_goes_on_from_those_that_hold_the_state(seed: int) -> None:
     """Also if one of them, or the founder, dies in the same moment: the run is never founded anew while one lives."""
-    world = World(seed, calm=True)
+    world = calm_world(seed)
     for _ in range(2):
         world.after(0.0, world.agents["a"].start)
 
@@ -150,20 +109,13 @@ def test_a_coordinator_whose_journal_is_lost_goes_on_from_those_that_hold_the_st
             world.after(0.1, lose)
             return
         reached.append(max(worker.machine.applied for worker in living))
-        world.coordinator = None
-        world._journal.clear()
+        world.lose_journal()
         if seed % 3:
             world.kill(living[seed % len(living)], "was killed")
             world.agents["a"].start()
-        world.after(0.1 + seed % 5 / 4, world._start_coordinator)
-
-    def counts(name: str) -> bool:
-        is_forgotten = world.coordinator is None or name not in world.coordinator.records
-        return (is_forgotten and bool(reached)) or believed(name)
+        world.after(0.1 + seed % 5 / 4, world.head.start)
 
     reached: list[int] = []
-    believed = world.counts
-    world.counts = counts  # type: ignore[method-assign]
     world.after(1.0 + seed % 7 / 10, lose)
     world.run()
     assert reached
@@ -180,7 +132,7 @@ def test_who_came_just_now_gives_the_last_result_to_one_that_is_behind(
 ) -> None:
     """All but one see the operation complete in which a switch is agreed; they switch, one of them gives its state to a
     newcomer, and all of them die. The newcomer alone is ahead of the one that is left."""
-    world = World(seed, calm=True)
+    world = calm_world(seed)
     for _ in range(2):
         world.after(0.0, world.agents["a"].start)
     world.after(2.5, world.agents["a"].start)

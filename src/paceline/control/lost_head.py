@@ -1,0 +1,46 @@
+"""What a member does about a coordinator that is not heard of any more, with its host perhaps: pure rules.
+
+`paceline.train.halting` acts on them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from paceline.control.messages import Plan
+
+WORKING_PATIENCE_S = 600.0  # of a group that works, with workers on the coordinator's host
+
+
+class Move(Enum):
+    WAIT = "wait"
+    STOP = "stop"  # ask the others, in the header, to end at the next clean point
+    BREAK = "break"  # give the group up
+
+
+class Sight(NamedTuple):
+    """What a worker sees: how long the coordinator was not heard of, how long the operation under way has taken (0 in
+    none), whether there is a plan, whether that has a seat on the coordinator's host, and whether this worker was asked
+    to go."""
+
+    unheard_s: float
+    stood_s: float
+    has_plan: bool
+    is_with_head: bool
+    is_asked: bool = False
+
+
+def decide(sight: Sight, patience_s: float) -> Move:
+    """Who has no plan gives up by itself, where it waits for one."""
+    if sight.unheard_s < patience_s or not sight.has_plan:
+        return Move.WAIT
+    if sight.stood_s >= patience_s:
+        return Move.BREAK
+    if sight.is_with_head and not sight.is_asked and sight.unheard_s < WORKING_PATIENCE_S:
+        return Move.WAIT  # the host lives; its agent brings the coordinator back
+    return Move.STOP
+
+
+def has_seat_on(plan: Plan | None, host: str) -> bool:
+    return plan is not None and any(seat.host.partition(" ")[0] == host for seat in plan.seats)

@@ -1,0 +1,211 @@
+"""Faults of the coordinator, of its driver's choices and of members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from paceline.control.choices import Choices
+from paceline.control.coordinator import Coordinator
+from paceline.control.coordinator_events import Event
+from paceline.control.member import Member
+from paceline.control.member_events import Done
+from paceline.control.messages import Directive, Phase, Plan, Report, Verdict
+from paceline.control.roster import Fate, Record
+from paceline.testing.joint.mutations.mutation import Mutation
+
+
+class _CountsHolders(Member):
+    def _all_hold_offered(self, held: tuple[int, ...]) -> bool:
+        return self._offered is not None and all(held)
+
+
+class _KeepsNoPromise(Member):
+    def _promise(self, fence: int) -> bool:
+        is_news = fence > self.fenced
+        self.fenced = max(fence, self.fenced)
+        return is_news
+
+
+class _SaysLess(Member):
+    """One operation is settled when the next is done; whoever says less than it has applied lets it be undone."""
+
+    def report(self) -> Report:
+        report = super().report()
+        return msgspec.structs.replace(report, applied=report.applied - 1) if report.applied > 0 else report
+
+
+class _HoldsBeforeItHas(Member):
+    """It counts as one that has the state when its group is there, and not when the state is."""
+
+    def _start(self) -> None:
+        if self.plan is not None and not self.holds_state:
+            self.applied = max(0, self.plan.base)
+        super()._start()
+
+
+class _LeavesEarly(Member):
+    def _apply(self, plan: Plan, operation: int) -> None:
+        super()._apply(plan, operation)
+        if self.phase is Phase.ENDED:
+            self._end(Verdict.RELEASED, "the end")
+
+
+class _SwitchesAnywhere(Member):
+    def _on_done(self, event: Done) -> None:
+        super()._on_done(event)
+        if self.agreed is not None and self.phase is Phase.ACTIVE:
+            self._switch()
+
+
+class _WaitsForNoPromise(Coordinator):
+    def _recover(self) -> None:
+        for record in self.census.participants(self.standing):
+            record.report = msgspec.structs.replace(record.report, fenced=self.standing.fence)
+        super()._recover()
+
+
+class _IgnoresWhoIsAhead(Coordinator):
+    def _recover(self) -> None:
+        super()._recover()
+        current = self.standing.current
+        if current is not None and current.gifts and current.generation == self.standing.fence:
+            self._keep(current=msgspec.structs.replace(current, gifts={}, base=current.base - 1))
+
+
+class _KeepsTheParted(Coordinator):
+    """Goes on with all, and with those who did not go for any other reason, as if they could reach each other."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._surveys.parted = lambda *_: []  # type: ignore[method-assign]
+        self._conflicts.worst_of = lambda *_: None  # type: ignore[method-assign]
+
+
+class _RemembersNoPlan(Coordinator):
+    def _keep(self, **changes: object) -> None:
+        super()._keep(**changes)
+        if "current" in changes or "pending" in changes:
+            self._actions.pop()
+
+
+class _GoesByTheClock(Coordinator):
+    """A pause of its own counts as silence of the others."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._clock._stall_s = 1e9
+
+
+class _SendsAPlanOnce(Choices):
+    """Also where the connection that it went by is lost."""
+
+    def lighten(self, directive: Directive, now: float) -> Directive:
+        return super().lighten(directive, 0.0)
+
+    def merge(self, events: Sequence[Event], has_line: Callable[[str], bool]) -> list[Event]:
+        kept = dict(self._on_the_way)
+        chosen = super().merge(events, has_line)
+        self._on_the_way = kept
+        return chosen
+
+
+class _DismissesHolders(Coordinator):
+    """Whoever it does not know has nothing that is worth keeping."""
+
+    def _adopt_holders(self, holders: list[Record]) -> None:
+        for record in holders:
+            self._end(record, Fate.EVICTED, "is of no run that is known here")
+
+
+class _HearsNobodyFirst(Coordinator):
+    """When it comes back and knows of no run, it founds one with whoever speaks first."""
+
+    def _may_have_forgotten(self) -> bool:
+        return False
+
+
+class _UsesGenerationsAgain(Coordinator):
+    def _on_report(self, report: Report) -> bool:
+        return super()._on_report(msgspec.structs.replace(report, plan=min(report.plan, self.standing.newest)))
+
+
+OF_CONTROL = [
+    Mutation(
+        "counts the holders of a next plan, not what their slots name",
+        theme="joins",
+        modes=("allreduce",),
+        member=_CountsHolders,
+    ),
+    Mutation(
+        "counts as a holder of state that has not arrived",
+        theme="joins",
+        modes=("allreduce",),
+        member=_HoldsBeforeItHas,
+    ),
+    Mutation(
+        "promises to leave a generation, and goes on in it",
+        theme="deaths",
+        modes=("allreduce",),
+        member=_KeepsNoPromise,
+    ),
+    Mutation("says less than it has applied", theme="deaths", modes=("allreduce",), member=_SaysLess),
+    Mutation("exits before all have acknowledged the end", modes=("allreduce",), member=_LeavesEarly),
+    Mutation(
+        "switches where loop bodies have yet to run", theme="joins", modes=("allreduce",), member=_SwitchesAnywhere
+    ),
+    Mutation(
+        "makes a plan before all have promised", theme="deaths", modes=("allreduce",), coordinator=_WaitsForNoPromise
+    ),
+    Mutation(
+        "starts from the one behind, not the one ahead",
+        theme="deaths",
+        modes=("allreduce",),
+        coordinator=_IgnoresWhoIsAhead,
+    ),
+    Mutation(
+        "goes on with hosts that cannot reach each other",
+        theme="partitions",
+        modes=("allreduce",),
+        num_hosts=4,
+        coordinator=_KeepsTheParted,
+    ),
+    Mutation(
+        "forgets what it told when it comes back",
+        theme="coordinator",
+        modes=("allreduce",),
+        coordinator=_RemembersNoPlan,
+    ),
+    Mutation(
+        "takes its own pause for silence of the others",
+        theme="pauses",
+        modes=("allreduce",),
+        coordinator=_GoesByTheClock,
+    ),
+    Mutation(
+        "sends a plan once, whatever becomes of the connection",
+        theme="coordinator",
+        modes=("allreduce",),
+        choices=_SendsAPlanOnce,
+    ),
+    Mutation(
+        "dismisses who holds the state of a run that it forgot",
+        theme="journal",
+        modes=("allreduce",),
+        coordinator=_DismissesHolders,
+    ),
+    Mutation(
+        "founds a run before it has heard who may hold the state",
+        theme="journal",
+        modes=("allreduce",),
+        coordinator=_HearsNobodyFirst,
+    ),
+    Mutation(
+        "uses generations again that it forgot",
+        theme="journal",
+        modes=("allreduce",),
+        coordinator=_UsesGenerationsAgain,
+    ),
+]

@@ -1,0 +1,67 @@
+"""The coordinator's host is lost: workers elsewhere end soon, and leave what they hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.control.lost_head import Move, Sight, decide
+from paceline.testing.joint import Violation, World
+from paceline.testing.joint.mutations import SOUND, Mutation
+
+PLACES = ("abc", "bc")  # of the workers: with some on the host that is lost, or none
+
+
+def lose_head(seed: int, hosts: str, *, freezes: bool, mutation: Mutation = SOUND) -> World:
+    world = World(seed, mutation._replace(num_hosts=3), calm=True, mode="allreduce")
+    for worker in list(world.workers.values()):
+        world.kill(worker, "was killed")
+    for agent in world.agents.values():
+        agent.children.clear()
+    for host in hosts:
+        for _ in range(1 + seed % 2):
+            world.agents[host].start()
+
+    def lose() -> None:
+        if min(worker.machine.applied for worker in world.living()) > 0:
+            world.halting.lose_head(freezes=freezes)
+        else:
+            world.after(0.1, lose)
+
+    world.after(7.0 + seed % 7 / 10, lose)
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+@pytest.mark.parametrize("hosts", PLACES)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_host_that_is_left_has_the_run(seed: int, hosts: str, freezes: bool) -> None:
+    world = lose_head(seed, hosts, freezes=freezes)
+    left = world.halting.left
+    assert {world.workers[name].host for name in left} == {"b", "c"}
+    assert min(state.applied for state in left.values()) > 0
+    assert len({state.applied for state in left.values()}) <= 2, "one may be an operation behind"
+
+
+def waits_for_ever(sight: Sight, patience_s: float) -> Move:
+    return Move.WAIT
+
+
+def gives_up_at_once(sight: Sight, patience_s: float) -> Move:
+    move = decide(sight, patience_s)
+    return Move.BREAK if move is Move.STOP else move
+
+
+def waits_for_the_frozen(sight: Sight, patience_s: float) -> Move:
+    move = decide(sight, patience_s)
+    return Move.WAIT if move is Move.BREAK else move
+
+
+@pytest.mark.parametrize(
+    ("halts", "hosts", "freezes"),
+    [(waits_for_ever, "bc", False), (gives_up_at_once, "bc", False), (waits_for_the_frozen, "abc", True)],
+)
+def test_a_worker_that_decides_otherwise_is_seen(halts: object, hosts: str, freezes: bool) -> None:
+    mutation = Mutation("decides otherwise", halts=halts)  # type: ignore[arg-type]
+    with pytest.raises(Violation):  # in every schedule
+        lose_head(3, hosts, freezes=freezes, mutation=mutation)
