@@ -386,6 +386,8 @@ def test_the_table_counts_faults_by_kind_and_mode() -> None:
     assert lines[-1].endswith("1 schedules with violations")
     (total,) = [line for line in lines if line.startswith("all ") and "s" not in line[4:]]
     assert int(total.split()[-1]) == sum(len(one.acted) for one in results)
+    assert not [line for line in table(map(result, range(2000))) if line.startswith("not tried")]
+    assert "not tried: server with hybrid, server, bounded, async" in table([])
     (hosts,) = [line for line in lines if line.startswith("schedules by hosts")]
     assert sum(map(int, re.findall(r"(\d+) with", hosts))) == len(results)
 

@@ -87,13 +87,12 @@ def table(results: Iterable[Result]) -> list[str]:
     for kind in Kind:
         gaps = [result.outages[kind] for result in results if kind in result.outages]
         row = [counts[kind, mode.value] for mode in Mode]
-        if not any(row):
-            continue
         shown = f"{statistics.median(gaps):8.2f} s{max(gaps):8.2f} s" if gaps else ""
         lines.append(f"{kind.value:12}" + "".join(f"{count:11}" for count in row) + f"{sum(row):8}{shown}")
     row = [sum(counts[kind, mode.value] for kind in Kind) for mode in Mode]
     lines.append(f"{'all':12}" + "".join(f"{count:11}" for count in row) + f"{sum(row):8}")
     lines += _shapes(results)
+    lines += _gaps(counts)
     failed = sum(1 for result in results if result.violations)
     minutes = sum(result.seconds for result in results) / 60
     lines.append(
@@ -112,6 +111,16 @@ def _shapes(results: Sequence[Result]) -> list[str]:
         f"schedules by hosts: {_listed(hosts)}",
         f"schedules with servers by replicas: {_listed(replicas)}; {num_copies} copies of ranges compared bit for bit",
     ]
+
+
+def _gaps(counts: Counter[tuple[str, str]]) -> list[str]:
+    """What was not tried yet, a line for each kind of fault."""
+    lines = []
+    for kind in Kind:
+        modes = [one.value for one in Mode if not counts[kind, one.value] and (one.has_servers or kind != Kind.SERVER)]
+        if modes:
+            lines.append(f"not tried: {kind.value} with {', '.join(modes)}")
+    return lines
 
 
 def _listed(counts: Counter[int]) -> str:
