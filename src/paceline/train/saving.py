@@ -18,6 +18,7 @@ from paceline.custody.names import path_of
 from paceline.custody.shelf import Rules
 from paceline.train.errors import Evicted
 from paceline.train.halting import write_held
+from paceline.train.sampling import SAMPLING
 from paceline.train.sources import Source, choose
 
 WRITING_S = 300.0
@@ -214,7 +215,7 @@ def tree_of(contents: Contents) -> dict[str, Any]:
 
 
 UNRECORDED = "unrecorded"  # rows of steps that may not be in the run's database; older checkpoints have none
-_BESIDE = ("body", "book", UNRECORDED)  # what an update does not change
+_BESIDE = ("body", "book", UNRECORDED, SAMPLING)  # what an update does not change
 
 
 def _beside(state: Mapping[str, Any]) -> dict[str, Any]:

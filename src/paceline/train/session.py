@@ -141,6 +141,7 @@ class Session:
             "the data's fingerprint": fingerprint(data, seed=seed)[:16],
             "global_batch": str(global_batch),
             "seed": str(seed),
+            "the order of samples": self._batches.sampling.order,
             "the optimizers": ", ".join(type(one).__name__ for one in optimizers),
             "the strategy": f"{strategy}, {consistency}",
             "batch_norm": batch_norm,
@@ -165,7 +166,7 @@ class Session:
         training = TrainingState(model, optimizers, others, self._strategy.aggregation)
         self._ledger = TrainingLedger(
             *(training, self._saver, self._batches.length, self._tell),
-            batch=global_batch,
+            sampling=self._batches.sampling,
             leased=self._consistency.is_leased and self._ticket is not None,
             resumes=checkpoints.resume or self._ticket is not None,
         )
