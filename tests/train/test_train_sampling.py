@@ -63,7 +63,7 @@ def test_a_session_refuses_to_go_on_with_other_samples(tmp_path: Path, changed: 
     def session(**settings: Any) -> Session:
         model = case.model()
         checkpoints = Checkpoints(folder=tmp_path, every_s=None, every_steps=5, resume=True)
-        given = {"seed": case.seed, "checkpoints": checkpoints, "global_batch": case.batch} | settings
+        given: dict[str, Any] = {"seed": case.seed, "checkpoints": checkpoints, "global_batch": case.batch} | settings
         made = Session(model, case.optimizer(model), data=case.data(), **given)
         made.loss_fn = case.loss_fn(model)  # type: ignore[attr-defined]
         return made
