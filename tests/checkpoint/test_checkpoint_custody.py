@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -339,6 +340,26 @@ def test_one_that_is_removed_while_it_is_fetched_is_complete_all_the_same(host: 
     assert_same(read(partial.path), contents(3))
     partial.remove()
     connection.close()
+
+
+def test_training_does_not_stand_still_with_the_runs_host(host: Host, tmp_path: Path) -> None:
+    """A checkpoint with a score waits for an older one that gets on, not for a host that is not heard of."""
+    own = tmp_path / "guest"
+    told: list[str] = []
+    saver = Saver(Checkpoints(), own, lambda kind, _: told.append(kind), own=own, depot=host.depot(retry_s=WAIT_S))
+    saver.is_quiet = lambda: host.is_down
+    host.is_down = True
+    host.hang_up()
+    saver.take(contents(3))
+    began = time.monotonic()
+    saver.take(contents(4), score=0.5)
+    assert time.monotonic() - began < WAIT_S / 2
+    assert told == ["skipped"]
+    host.is_down = False
+    saver.take(contents(5), score=0.4)
+    saver.publish(5)
+    saver.close()
+    assert host.operations()[0] == 5
 
 
 # -- folders that a script chose -------------------------------------------------------------------------------------

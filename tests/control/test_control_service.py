@@ -134,6 +134,10 @@ def test_who_is_drained_leaves_and_the_others_go_on(tmp_path: Path) -> None:
         assert second.exit.verdict is Verdict.RELEASED
         reached = len(first.applied)
         eventually(lambda: len(first.applied) > reached + 5, "the other to go on")
+        with pytest.raises(CallFailed, match=r"the only worker that is at work.* `paceline stop`"):
+            command(running.ticket, "drain", first.name, answer_type=type(None), deadline=soon())
+        reached = len(first.applied)
+        eventually(lambda: len(first.applied) > reached + 5, "it to go on")
 
 
 def test_main_leaves_its_rows_to_the_next_one(tmp_path: Path) -> None:

@@ -79,3 +79,24 @@ def test_a_replacement_that_differs_is_told_and_the_end_says_so(tmp_path: Path, 
         said = command.out + command.err
         assert said.count("it is started again") == 1, "after the kill, and not after the refusal"
         assert "paceline: the run a ended without a worker that it was asked to have: w1 was refused" in command.err
+
+
+def test_a_script_that_exits_with_a_code_on_one_worker_is_one_that_failed(tmp_path: Path) -> None:
+    """The others go on; they are not told that this worker came to the end."""
+    before = "SEED, OUT = 1, 4"
+    after = "if session.steps == 3 and os.environ['RANK'] == '1': sys.exit(3)"
+    script = training(tmp_path, f"import sys\n{before}", after)
+    with paceline(tmp_path, "run", "-n", "2", "--name", "a", "--restarts", "0", script) as command:
+        eventually(lambda: "w1 exited with code 3" in command.out + command.err, "its end")
+        (tmp_path / "enough").touch()
+        assert command.wait() == 0, command.err
+        assert "Mismatch" not in command.out + command.err
+        assert "ended without a worker that it was asked to have: w1 exited with code 3" in command.err
+
+
+def test_a_code_that_the_script_catches_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "enough").touch()
+    caught = "def caught():\n    try:\n        sys.exit(3)\n    except SystemExit:\n        pass"
+    script = training(tmp_path, f"import sys\nSEED, OUT = 1, 4\n{caught}", "caught()")
+    code, out, err = completed(tmp_path, "run", "-n", "2", "--name", "a", script)
+    assert code == 0, out + err

@@ -48,6 +48,12 @@ def test_optimizers_that_are_refused() -> None:
         Synchronous(model, torch.optim.SparseAdam(model.parameters()), seed=0)
     with pytest.raises(ValueError, match="no optimizer"):
         Synchronous(model, [], seed=0)
+    with pytest.raises(ValueError, match="optimizers 0 and 1 are the same"):
+        Synchronous(model, [one := sgd(model), one], seed=0)
+    with pytest.raises(ValueError, match="optimizers 0 and 1 share a parameter"):
+        Synchronous(model, [sgd(model), sgd(model)], seed=0)
+    with pytest.raises(ValueError, match="no optimizer has a parameter of the model"):
+        Synchronous(model, sgd(linear()), seed=0)
 
 
 @pytest.mark.parametrize(

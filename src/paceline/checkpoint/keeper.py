@@ -104,6 +104,11 @@ class Keeper:
                 return
             self._buffers.reserve(files.prepare(contents))
 
+    def wait_free(self, seconds: float) -> bool:
+        """Whether the next snapshot would be taken; waits as long for that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closing or self._may_be_replaced(), seconds)
+
     def take(self, contents: Contents, *, wait: bool = False, wait_s: float = 600.0) -> Pending | None:
         """Copy everything and write it in the background. None, with a warning, if the previous one is still being
         written (with `wait`: after `wait_s`), or if there is no memory. What cannot be saved is a `TypeError`."""

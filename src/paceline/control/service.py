@@ -277,8 +277,15 @@ class Service:
         member: str = request.read(str)
         with self._driver.standing_still() as machine:
             known = [record.member for record in [*machine.census.alive, *machine.census.servers]]
+            plan = machine.standing.current
+            staying = [record.member for record in machine.census.staying(plan)] if plan is not None else []
         if member not in known:
             raise ValueError(f"there is no member {member!r} in this run; those that live are {known}")
+        if staying == [member]:
+            raise ValueError(
+                f"member {member} is the only worker that is at work, and the run would end with it: wait until "
+                "another has come, or end the run with `paceline stop`"
+            )
         self._driver.post(Drain(member))
         return calls.Reply()
 

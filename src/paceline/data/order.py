@@ -33,6 +33,7 @@ Order = Callable[[int, int, int], Any]
 
 # Pairs of rounds, one for each coordinate.
 _NUM_PAIRS = 4
+_TOLD = 4096  # positions by which a script's own order is told from another
 
 
 class EpochOrder:
@@ -81,6 +82,13 @@ class Orders:
         self._order = order
         # One epoch at a time: a user's order may take memory in proportion to the dataset.
         self._of_epoch = functools.lru_cache(maxsize=1)(self._make)
+
+    def describe(self) -> str:
+        """In words that are the same for the same order only. A script's own is told by how the first epoch begins."""
+        if self._order is None:
+            return f"shuffled by seed {self._seed}" if self._shuffle else "in the order of the data"
+        beginning = self.slice(0, 0, min(self._length, _TOLD))
+        return f"in the script's own order ({hashlib.sha256(beginning.tobytes()).hexdigest()[:16]})"
 
     def slice(self, epoch: int, start: int, stop: int) -> Indices:
         """The indices of the samples at positions start..stop-1 of the epoch."""

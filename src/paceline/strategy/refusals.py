@@ -46,6 +46,31 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
             )
         if isinstance(optimizer, torch.optim.SparseAdam):
             raise ValueError(f"SparseAdam takes sparse gradients, which all-reduce does not give; {_SPARSE_REMEDY}")
+    _check_distinct(optimizers)
+
+
+def _check_distinct(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    owners: dict[int, int] = {}
+    for number, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if (owner := owners.setdefault(id(parameter), number)) != number:
+                    is_same = optimizers[owner] is optimizer
+                    what = "are the same" if is_same else f"share a parameter of shape {tuple(parameter.shape)}"
+                    raise ValueError(
+                        f"optimizers {owner} and {number} {what}: each step would update it twice; give each parameter "
+                        "to one optimizer, once"
+                    )
+
+
+def check_updated(modules: Mapping[str, torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    updated = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+    owned = [one for module in modules.values() for one in module.parameters()]
+    if owned and not any(id(one) in updated for one in owned):
+        raise ValueError(
+            "no optimizer has a parameter of the model: was it made for another one, or before parameters were "
+            "replaced?"
+        )
 
 
 def check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:

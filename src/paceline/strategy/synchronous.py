@@ -82,6 +82,7 @@ class Synchronous:
         refusals.check_models(self._modules)
         self._norms = batch_norm.norms_for(norm, self._modules)
         refusals.check_optimizers(self._optimizers)
+        refusals.check_updated(self._modules, self._optimizers)
         self.nonfinite = nonfinite
         self._seed = seed
         self._clip_norm = clip_norm

@@ -12,6 +12,7 @@ from paceline.data.loader import Loader, LoaderError, LoaderOptions
 from paceline.data.order import Order, Orders
 from paceline.data.split import split, split_among_all
 from paceline.data.window import Work
+from paceline.train.sampling import Sampling
 
 
 class Batch(NamedTuple):
@@ -57,6 +58,7 @@ class Batches:
         self._min_share = min_share
         self._among_all = among_all
         self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order)
+        self.sampling = Sampling(global_batch, self._orders.describe())
         self.num_steps = num_steps(self.length, global_batch)
         self._ahead: Batch | None = None  # the one that comes next, as it seemed
 

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.engine.base import HALTED
 
@@ -31,6 +31,8 @@ class Endings:
         self._asked_by = 0
         self._asked_at = 0.0
         self._is_alone = True
+        self._exit = sys.exit
+        self._exited: tuple[Any, int] | None = None  # with which code, and after which operation
 
     def watch(self, *, is_alone: bool, has_checkpoints: bool) -> None:
         """From now on a signal asks for the end after the step under way. Of a run that has other processes SIGINT does
@@ -39,6 +41,7 @@ class Endings:
         # Before the handlers of `atexit`, which end what a last operation needs; threads can still be started.
         threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]
         self._hook, sys.excepthook = sys.excepthook, self._on_exception
+        self._exit, sys.exit = sys.exit, self._on_exit  # no other hook is told of a code
         if threading.current_thread() is threading.main_thread():
             numbers = [signal.SIGTERM]
             if (not is_alone or has_checkpoints) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -49,6 +52,9 @@ class Endings:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child, as a loader worker is, has this handler too
+        if self._exited is not None and self._exited[1] == self._session.operation:
+            self.failed(SystemExit(self._exited[0]))  # others must not wait for its end
+            return
         try:
             self._session.close()
         except BaseException as error:
@@ -61,6 +67,11 @@ class Endings:
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._hook(kind, error, trace)
         self.failed(error)
+
+    def _on_exit(self, status: Any = None, /) -> NoReturn:
+        """The script may catch it and go on; then another operation follows."""
+        self._exited = (status, self._session.operation) if status else None
+        self._exit(status)
 
     def failed(self, error: BaseException) -> None:
         """Tell the others why this worker goes."""
@@ -90,6 +101,7 @@ class Endings:
         if self._hook is not None:
             sys.excepthook = self._hook
             self._hook = None
+            sys.exit = self._exit
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)

@@ -47,6 +47,7 @@ logger = logging.getLogger("paceline.train")
 PATIENCE_S = 30.0  # of who joined from another host
 OWN_PATIENCE_S = 120.0  # on the coordinator's host, where its agent starts it again
 ASKED_PATIENCE_S = 15.0  # of who was asked to go: nobody else can let it go
+QUIET_S = 2.0  # a coordinator that is at work is heard of more often
 GATHER_S = 30.0  # for what servers hold
 LOCK = ".halt.lock"
 _LOCK_S = 120.0
@@ -73,6 +74,10 @@ class Halting:
     def is_due(self) -> bool:
         """Whether the coordinator is taken for lost."""
         return self._joined is not None and self._joined.client.unheard_s() > self.patience_s
+
+    def is_quiet(self) -> bool:
+        """Whether the coordinator stands still, or is cut off, just now."""
+        return self._joined is not None and self._joined.client.unheard_s() > QUIET_S
 
     def begin(self) -> None:
         """The coordinator was not heard of for `patience_s`."""

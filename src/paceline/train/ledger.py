@@ -27,6 +27,7 @@ from paceline.train import saving
 from paceline.train.book import Book
 from paceline.train.errors import Orphaned
 from paceline.train.membership import Place
+from paceline.train.sampling import SAMPLING, Sampling, misfit
 from paceline.train.saving import Saver
 from paceline.train.training_state import TrainingState
 from paceline.wire.decoding import decode
@@ -46,7 +47,7 @@ class TrainingLedger:
         length: int,
         tell: Callable[[str, str], None],
         *,
-        batch: int,
+        sampling: Sampling,
         leased: bool,
         resumes: bool,
     ) -> None:
@@ -57,7 +58,7 @@ class TrainingLedger:
         self.row: StepRow | None = None  # of the last step, until it is settled
         self.in_loop = False
         self._length = length
-        self._batch = batch
+        self._sampling = sampling
         self._leased = self.goes_on = leased
         self._tell = tell
         self._resumes = resumes
@@ -100,10 +101,25 @@ class TrainingLedger:
                     f"the checkpoint of operation {base} stands at sample {start.position} of its epoch, but the data "
                     f"has {self._length} samples; resume with the data that the run began with"
                 )
+            self._check_sampling(start)
             self.swap(saving.tree_of(start))
             if (rows := start.state.get(saving.UNRECORDED)) is not None and not self._leased:
                 self._progress.restore(decode(rows, tuple[StepRow, ...]))
             self._tell("resumed", f"from the checkpoint of operation {base}{self._go_on_in_steps(start)}")
+
+    def _check_sampling(self, start: Contents) -> None:
+        if (kept := start.state.get(SAMPLING)) is None:
+            return
+        why = misfit(
+            kept,
+            self._sampling,
+            position=start.position,
+            length=self._length,
+            leases=list(start.state.get("leases", {}).values()),
+            is_leased=self._leased,
+        )
+        if why:
+            raise ValueError(f"the checkpoint of operation {start.operation} stands {why}")
 
     def _go_on_in_steps(self, start: Contents) -> str:
         """Where leases were done before, and steps are from now on: begin after those that were done in a row."""
@@ -113,7 +129,7 @@ class TrainingLedger:
         cursor = self.book.cursor
         done = functools.reduce(LeaseSet.meet, records)
         either = functools.reduce(LeaseSet.joined, records)
-        position = min(done.prefix * self._batch, self._length)
+        position = min(done.prefix * self._sampling.batch, self._length)
         if done.epoch != cursor.epoch or position < cursor.position:
             return ""
         self.book.cursor = Cursor(cursor.epoch, position)
@@ -272,6 +288,7 @@ class TrainingLedger:
         cursor = self.book.cursor
         tree = {**self._whole(operation), "update": self.training.of_everything()}
         tree["book"]["unkept_best"] = None
+        tree[SAMPLING] = self._sampling.to_tree()
         tree[saving.UNRECORDED] = msgspec.msgpack.encode(self._unrecorded())
         return saving.contents_of(self._run, operation, (cursor.epoch, cursor.position), tree, plan)
 

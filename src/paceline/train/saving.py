@@ -18,9 +18,11 @@ from paceline.custody.names import path_of
 from paceline.custody.shelf import Rules
 from paceline.train.errors import Evicted
 from paceline.train.halting import write_held
+from paceline.train.sampling import SAMPLING
 from paceline.train.sources import Source, choose
 
 WRITING_S = 300.0
+TAKING_S = 600.0  # for an older one to be out of the way
 SENDING_S = 540.0  # one that does not move for a minute has failed before
 _SLICE_S = 0.5
 
@@ -43,6 +45,7 @@ class Checkpoints:
             raise ValueError(f"every_s={self.every_s}: give seconds, or None")
         if self.every_steps is not None and self.every_steps < 1:
             raise ValueError(f"every_steps={self.every_steps}: give 1 or more, or None")
+        Rules(self.keep_last, self.keep_best, self.mode).check()
 
 
 class Saver:
@@ -64,6 +67,7 @@ class Saver:
         self._own = own
         self._depot = depot
         self.is_orphaned: Callable[[], bool] = lambda: False  # whether the run's host is taken for lost
+        self.is_quiet: Callable[[], bool] = lambda: False  # whether it has not been heard of for a moment
         self._keeper: Keeper | None = None
         self._last: Pending | None = None
         self._last_time = time.monotonic()
@@ -130,7 +134,8 @@ class Saver:
         return self._folder is not None and every_s is not None and time.monotonic() - self._last_time >= every_s
 
     def take(self, contents: Contents, *, score: float | None = None, wait: bool = False) -> None:
-        """Snapshot the state of a clean point; one that has a score is not skipped."""
+        """Snapshot the state of a clean point; one that has a score is not skipped while an older one gets on. That of
+        the end waits for as long as it takes."""
         if self._folder is None or contents.operation == self.last_operation or self._is_in_vain():
             return
         if self._keeper is None:
@@ -144,7 +149,9 @@ class Saver:
                 make_store=self._source.store,
             )
         self._last_time = time.monotonic()
-        pending = self._keeper.take(contents, wait=wait or score is not None)
+        if wait or score is not None:
+            self._wait_until_free(self._keeper, is_last=wait)
+        pending = self._keeper.take(contents)
         if pending is not None:
             self._last = pending
             self.last_operation = contents.operation
@@ -152,6 +159,13 @@ class Saver:
                 self._keeper.score(contents.operation, score)
             if wait:
                 self._wait(pending.wait_written)
+
+    def _wait_until_free(self, keeper: Keeper, *, is_last: bool) -> None:
+        """Training must not stand still because the run's host does."""
+        ends_at = time.monotonic() + TAKING_S
+        while not keeper.wait_free(_SLICE_S) and time.monotonic() < ends_at and not self._is_in_vain():
+            if not is_last and self._depot is not None and self.is_quiet():
+                return
 
     def write_held(self, contents: Contents) -> Path:
         """Leave this on this host, in the folder of the run here: the run's host is lost."""
@@ -214,7 +228,7 @@ def tree_of(contents: Contents) -> dict[str, Any]:
 
 
 UNRECORDED = "unrecorded"  # rows of steps that may not be in the run's database; older checkpoints have none
-_BESIDE = ("body", "book", UNRECORDED)  # what an update does not change
+_BESIDE = ("body", "book", UNRECORDED, SAMPLING)  # what an update does not change
 
 
 def _beside(state: Mapping[str, Any]) -> dict[str, Any]:

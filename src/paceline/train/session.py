@@ -141,6 +141,7 @@ class Session:
             "the data's fingerprint": fingerprint(data, seed=seed)[:16],
             "global_batch": str(global_batch),
             "seed": str(seed),
+            "the order of samples": self._batches.sampling.order,
             "the optimizers": ", ".join(type(one).__name__ for one in optimizers),
             "the strategy": f"{strategy}, {consistency}",
             "batch_norm": batch_norm,
@@ -165,7 +166,7 @@ class Session:
         training = TrainingState(model, optimizers, others, self._strategy.aggregation)
         self._ledger = TrainingLedger(
             *(training, self._saver, self._batches.length, self._tell),
-            batch=global_batch,
+            sampling=self._batches.sampling,
             leased=self._consistency.is_leased and self._ticket is not None,
             resumes=checkpoints.resume or self._ticket is not None,
         )
@@ -173,7 +174,7 @@ class Session:
         self._servers: GroupClient | None = None
         self._endings = Endings(self)
         self.halting = Halting(self._ticket)
-        self._saver.is_orphaned = self.halting.is_due
+        self._saver.is_orphaned, self._saver.is_quiet = self.halting.is_due, self.halting.is_quiet
         self._validation = ValidationData(seed, loader, self._tell_death)
         self._headers = Headers(self._join)
         self._stepping = StepLoop(
@@ -198,6 +199,11 @@ class Session:
     def is_main(self) -> bool:
         """Whether this is the worker that prints and saves: rank 0, whoever that is at present."""
         return self.rank == 0
+
+    @property
+    def operation(self) -> int:
+        """The number of the last operation that was tried: a step, an evaluation or a decision."""
+        return self._joined.membership.operation if self._joined is not None else 0
 
     @property
     def rank(self) -> int:
