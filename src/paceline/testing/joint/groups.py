@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.control.member_events import Broke, Done, Formed, Give, Kind, Take, Unformed
 from paceline.control.messages import Plan
+from paceline.testing.joint.models import Agreement
 from paceline.testing.joint.truth import Result, Violation, Whole
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class SimulatedGroup:
         self._waiting: dict[str, int] = {}
         self._gifts: dict[str, Whole | Result] = {}
         self._takers: dict[str, Take] = {}
+        self._agreement = Agreement(world, plan)
 
     # -- forming -----------------------------------------------------------------------------------------------------
 
@@ -41,6 +43,7 @@ class SimulatedGroup:
         elif self._gone:
             self._fail_forming(worker, tuple(name for name, died in self._gone.items() if died))
         elif len(self._arrived) == len(self._names):
+            self._agreement.settle()
             for name in self._names:
                 self._world.after(self._world.delay(), self._form, self._world.workers[name])
 
@@ -55,6 +58,7 @@ class SimulatedGroup:
             self._fail_forming(worker, tuple(name for name, died in self._gone.items() if died))
             return
         self._formed.add(worker.name)
+        self._agreement.formed(worker)
         worker.post(Formed(self.plan.generation))
 
     def _fail_forming(self, worker: Worker, suspects: tuple[str, ...]) -> None:
@@ -67,6 +71,7 @@ class SimulatedGroup:
 
     def enter(self, worker: Worker, operation: int, kind: Kind, held: int, stopping: bool) -> None:
         """All members do the same operation, of the same kind, or the group does not agree."""
+        self._agreement.check()
         known = self._kinds.setdefault(operation, kind)
         if known is not kind:
             raise Violation(f"{worker.name} comes to operation {operation} with {kind}, another with {known}")

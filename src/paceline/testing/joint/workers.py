@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from paceline.collective.choice import ModelShelf
 from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import LeaseGrant
 from paceline.control.member import Member
@@ -61,6 +62,7 @@ class Worker(Process):
         super().__init__(world, name, host, pid)
         self.machine: Member = world.mutation.member(name)
         self.placement = Placement()
+        self.models = ModelShelf()
         self.state = State(0, -1, 0, 0, 0, 0)
         self.leasing = Leasing(world, self) if world.is_leased else None
         self._stepping = Stepping(world, self) if world.mode == "sync" else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from paceline.collective.agreement import Agreed, agreed
 from paceline.control.choices import Choices
 from paceline.control.coordinator import Coordinator
 from paceline.control.leases import Hand
@@ -33,6 +34,7 @@ class Mutation(NamedTuple):
     errand: Callable[..., Errand] = Errand
     hand: Callable[[str], Hand] = Hand
     halts: Callable[[Sight, float], Move] = decide
+    agrees: Callable[[Sequence[int], int], Agreed] = agreed
     is_about_load: bool = False
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.collective.agreement import Agreed, Course, agreed
 from paceline.control.choices import Choices
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Event
@@ -132,6 +133,10 @@ class _UsesGenerationsAgain(Coordinator):
         return super()._on_report(msgspec.structs.replace(report, plan=min(report.plan, self.standing.newest)))
 
 
+def _keeps_its_own(largest: Sequence[int], size: int) -> Agreed:
+    return Agreed(Course.KEEP) if largest[0] else agreed(largest, size)
+
+
 OF_CONTROL = [
     Mutation(
         "counts the holders of a next plan, not what their slots name",
@@ -207,5 +212,12 @@ OF_CONTROL = [
         theme="journal",
         modes=("allreduce",),
         coordinator=_UsesGenerationsAgain,
+    ),
+    Mutation(
+        "keeps its own cost model, whatever the others have",
+        theme="joins",
+        modes=("allreduce",),
+        num_hosts=3,
+        agrees=_keeps_its_own,
     ),
 ]

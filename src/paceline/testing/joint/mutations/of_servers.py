@@ -333,7 +333,7 @@ OF_SERVERS = [
     Mutation(
         "does not say of which attempt a step was made", theme="commits", modes=("sync",), keeper=_SaysNotWhatCounted
     ),
-    Mutation("ignores the bound", modes=("bounded",), keeper=_IgnoresTheBound),
+    Mutation("ignores the bound", modes=("bounded",), fewest_faults=0, keeper=_IgnoresTheBound),
     Mutation("takes forwards of who is not primary", theme="evictions", modes=_SERVED, keeper=_FollowsAnybody),
     Mutation("goes on serving what it hands over", theme="moves", modes=("async",), keeper=_ServesWhileItHandsOver),
     Mutation(
@@ -378,14 +378,14 @@ OF_SERVERS = [
     ),
     Mutation(
         "relieves a server while ranges move",
-        theme="loads",
+        theme="moves",
         modes=_SERVED,
         coordinator=_managed_by(_RelievesWhileThingsMove),
         is_about_load=True,
     ),
     Mutation(
         "relieves servers though nobody gains",
-        theme="loads",
+        theme="moves",
         modes=_SERVED,
         coordinator=_managed_by(_RelievesWithoutGain),
         is_about_load=True,
