@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.control.journal import JournalError
 from paceline.control.reader import RunReader
 from paceline.custody import names
-from paceline.testing.chaos.placing import has_none
+from paceline.testing.chaos.placing import is_held_without
 from paceline.testing.chaos.stage import NAME, Command, Stage
 
 
@@ -45,8 +45,8 @@ def wrong_with(stage: Stage, guests: list[Command], *, is_whole: bool) -> Iterat
 
 
 def _can_be_saved(stage: Stage) -> bool:
-    """Whether workers can have all of the state: none of it is with servers of the lost host."""
-    return not stage.schedule.mode.has_servers or has_none(stage, 0)
+    """Whether workers can have all of the state: none of it is with servers of the lost host alone."""
+    return not stage.schedule.mode.has_servers or is_held_without(stage, 0)
 
 
 def _last_recorded(stage: Stage) -> int:

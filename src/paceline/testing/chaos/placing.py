@@ -33,11 +33,13 @@ def is_settled(stage: Stage) -> bool:
     return bool(placement.ranges) and all(at_rest) and holders <= living and len(living) >= stage.schedule.servers
 
 
-def has_none(stage: Stage, host: int) -> bool:
-    """Whether no range is with a server of this host."""
+def is_held_without(stage: Stage, host: int) -> bool:
+    """Whether servers of other hosts have all of every range."""
     try:
         placement = placement_of(stage)
     except sqlite3.Error:
         return False
     address = stage.lab[host].address
-    return bool(placement.ranges) and all(card.address[0] != address for card in placement.cards)
+    others = {card.member for card in placement.cards if card.address[0] != address}
+    holders = ({one.primary.server, *(backup.server for backup in one.backups)} for one in placement.ranges)
+    return bool(placement.ranges) and all(servers & others for servers in holders)
