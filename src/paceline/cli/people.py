@@ -32,7 +32,7 @@ def invite(
     name: NameOption = "",
     folder: FolderOption = Path("runs"),
     valid: Annotated[str, typer.Option("--for", help="How long it is valid: 90s, 10m, 1h, 2d.")] = "1h",
-    uses: Annotated[int, typer.Option(help="How often it may be used.")] = 1,
+    uses: Annotated[int, typer.Option(min=1, max=1_000_000, help="How often it may be used.")] = 1,
 ) -> None:
     """Prints an invitation, CODE, with which another machine joins the run."""
     from paceline.control.invitation import Invited

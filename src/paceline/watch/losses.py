@@ -27,7 +27,7 @@ class Lost(NamedTuple):
         samples = f", {words.count(self.samples, 'sample')}," if self.samples >= 0 else ""
         return (
             f"{words.count(self.updates, 'update')}{samples} of parameters whose last copy died with a server; "
-            "--replicas 2 keeps a second one"
+            "with more --replicas, more of them must die at a time"
         )
 
 
