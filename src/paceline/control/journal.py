@@ -301,8 +301,8 @@ class Journal:
             free = free_bytes(self.path) or 0
             raise JournalError(
                 f"{self.path} cannot be {verb}: {error} ({free:,} bytes are free there); is its disk full, read-only "
-                "or broken? Make room; a run that ended goes on with --resume from what was remembered. A database that "
-                "is damaged may be moved away: --resume then goes on from the newest checkpoint, without its history"
+                "or broken? Make room; a run that ended goes on with --resume from what was remembered. A database "
+                "that is damaged may be moved away: --resume then goes on from the newest checkpoint, without history"
             ) from error
 
 
