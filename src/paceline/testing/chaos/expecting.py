@@ -34,7 +34,6 @@ class Injury:
     began: float
     ended: float
     victims: frozenset[int] = frozenset()
-    took_all: bool = False  # whether no worker was left
 
 
 def evicts(fault: Fault) -> bool:

@@ -120,15 +120,14 @@ def _act(stage: Stage, fault: Fault, played: Played) -> None:
     _wait_somebody(stage)
     if expecting.takes_servers(stage.schedule, fault) and stage.schedule.replicas > 1:
         _wait_placed(stage)
-    began, living = time.monotonic(), {worker.pid for worker in stage.living()}
+    began = time.monotonic()
     hit = faults.ACT[fault.kind](stage, fault)
     if hit.skipped:
         played.skipped.append(fault.kind.value)
         return
     played.acted.append(fault.kind.value)
     now, victims = time.monotonic(), frozenset(hit.victims)
-    took_all = bool(victims) and victims >= living
-    stage.injuries.append(Injury(fault, began, max(now, began + fault.length_s), victims, took_all))
+    stage.injuries.append(Injury(fault, began, max(now, began + fault.length_s), victims))
     if hit.lift is not None:
         stage.later(began + fault.length_s, hit.lift)
 
