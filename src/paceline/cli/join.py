@@ -106,9 +106,8 @@ def _join(code: str, command: tuple[str, ...], rules: Rules, root: Path, capacit
         with running.Lifetime(place) as life:
             outcome = life.join(ticket, rules, speed, running.local_engine(job, place.logs))
             explanation = life.explanation(outcome)
-        running.report(
-            outcome, explanation, place, _resume_command(place.folder, address, rules, ticket.replicas, script)
-        )
+        resume = _resume_command(place.folder, address, rules, ticket.replicas, script)
+        running.report(outcome, explanation, place, resume)
         return outcome.code
 
 

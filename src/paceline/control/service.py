@@ -154,7 +154,7 @@ class Service:
             secret=config.secret,
             fingerprint=identity.fingerprint,
             tls=config.tls,
-            replicas=self.config.settings.replicas,
+            replicas=config.settings.replicas,
         )
 
     def _listen(self, identity: Identity, remembered: Mapping[str, bytes]) -> Endpoint:
