@@ -186,6 +186,7 @@ def test_copies_of_what_servers_held_on_the_lost_host_are_saved(tmp_path: Path, 
             recorded = run.steps()
             (tmp_path / "go").touch()
             output = finish(guest, HALTED)
+            assert " --servers 2 --replicas 2 " in output
             held = newest(tmp_path / "there" / "counted")
             assert SERVED_CASE.faults_of_checkpoint(held, leased=leased) == []
             assert held.operation >= recorded

@@ -106,12 +106,14 @@ def _join(code: str, command: tuple[str, ...], rules: Rules, root: Path, capacit
         with running.Lifetime(place) as life:
             outcome = life.join(ticket, rules, speed, running.local_engine(job, place.logs))
             explanation = life.explanation(outcome)
-        running.report(outcome, explanation, place, _resume_command(place.folder, address, rules, script))
+        resume = _resume_command(place.folder, address, rules, ticket.replicas, script)
+        running.report(outcome, explanation, place, resume)
         return outcome.code
 
 
-def _resume_command(folder: Path, address: str, rules: Rules, script: list[str]) -> list[str]:
-    """What makes this machine the run's host, from what its workers left."""
+def _resume_command(folder: Path, address: str, rules: Rules, replicas: int, script: list[str]) -> list[str]:
+    """What makes this machine the run's host, from what its workers left; with as many copies as it has servers for."""
     where = ["--folder", str(folder.parent), "--name", folder.name, "--host", address]
-    servers = ["--servers", str(rules.servers)] if rules.servers else []
+    copies = str(min(replicas, rules.servers))
+    servers = ["--servers", str(rules.servers), "--replicas", copies] if rules.servers else []
     return ["paceline", "run", "--resume", *where, "-n", str(rules.workers), *servers, *script]

@@ -154,6 +154,7 @@ class Service:
             secret=config.secret,
             fingerprint=identity.fingerprint,
             tls=config.tls,
+            replicas=config.settings.replicas,
         )
 
     def _listen(self, identity: Identity, remembered: Mapping[str, bytes]) -> Endpoint:

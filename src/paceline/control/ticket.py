@@ -30,7 +30,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach a run. `host` is where the coordinator runs, as `this_host` calls it: who is there too meets it at
     `local_name`, everybody else at `address`. `agent` is the id of the agent that started the holder, `capacity` how
     much its workers and servers are said to bear beside others, 0 if nothing was said. `guest` says that the holder's
-    agent joined the run: then `folder` is that agent's own, and the run's is where the coordinator is."""
+    agent joined the run: then `folder` is that agent's own, and the run's is where the coordinator is. `replicas` is on
+    how many servers each parameter is."""
 
     run: str
     folder: str
@@ -43,6 +44,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     agent: str = ""
     capacity: float = 0.0
     guest: bool = False
+    replicas: int = 1
 
     def __repr__(self) -> str:
         return f"Ticket(run={self.run!r}, address={self.address!r}, tls={self.tls})"
