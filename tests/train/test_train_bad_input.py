@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ class Stream(IterableDataset[int]):
         ({"micro_batch": 0}, ValueError, r"micro_batch"),
         ({"nonfinite": "ignore"}, ValueError, r"nonfinite"),
         ({"order": lambda *_: [0]}, ValueError, r"1 indices for epoch 0"),
+        ({"order": 1}, TypeError, r"order=1: give a function"),
+        ({"seed": 1.5}, TypeError, r"seed=1.5: give a whole number"),
+        ({"loader": 1}, TypeError, r"loader=1: give a LoaderOptions"),
+        ({"micro_batch": 1.5}, TypeError, r"micro_batch=1.5"),
+        ({"checkpoints": None}, TypeError, r"checkpoints=None"),
+        ({"consistency": None}, TypeError, r"consistency=None: give 'sync'"),
     ],
 )
 def test_what_a_session_refuses(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -45,7 +52,7 @@ def test_what_a_session_refuses(options: dict[str, Any], error: type[Exception],
         Session(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
 
 
-@pytest.mark.parametrize("wrong", [{"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}, {"every_s": -1.0}])
+@pytest.mark.parametrize("wrong", [{"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}, {"every_s": math.nan}])
 def test_settings_of_checkpoints_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Checkpoints(**wrong)

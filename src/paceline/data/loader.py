@@ -68,7 +68,7 @@ class LoaderOptions:
     timeout: float = 0
 
     def __post_init__(self) -> None:
-        if self.num_workers < 0:
+        if type(self.num_workers) is not int or self.num_workers < 0:
             raise ValueError(f"num_workers={self.num_workers}: give 0 (collate on the spot) or more")
         if self.timeout < 0:
             raise ValueError(f"timeout={self.timeout}: give seconds, or 0 for no limit")

@@ -41,7 +41,7 @@ class Checkpoints:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        if self.every_s is not None and self.every_s < 0:
+        if self.every_s is not None and not self.every_s >= 0:
             raise ValueError(f"every_s={self.every_s}: give seconds, or None")
         if self.every_steps is not None and self.every_steps < 1:
             raise ValueError(f"every_steps={self.every_steps}: give 1 or more, or None")

@@ -101,6 +101,7 @@ class Session:
         consistency: str = "sync",
         batch_norm: BatchNormName = "local",
     ) -> None:
+        _check_kinds(seed, order, loader, micro_batch, checkpoints, consistency)
         optimizers, others = _told_apart(stateful)
         self._model = model
         self._ticket = joining.find_ticket()
@@ -679,6 +680,23 @@ class Epoch:
 
     def __repr__(self) -> str:
         return f"Epoch({self.number})"
+
+
+def _check_kinds(
+    seed: object, order: object, loader: object, micro_batch: object, checkpoints: object, consistency: object
+) -> None:
+    """What is of another kind than it must be is refused here, by name, and not where it is first used."""
+    wrong = {
+        "seed": (seed, type(seed) is int, "a whole number"),
+        "order": (order, order is None or callable(order), "a function of (seed, epoch, length), or None"),
+        "loader": (loader, isinstance(loader, LoaderOptions), "a LoaderOptions"),
+        "micro_batch": (micro_batch, micro_batch is None or type(micro_batch) is int, "a whole number, or None"),
+        "checkpoints": (checkpoints, isinstance(checkpoints, Checkpoints), "a Checkpoints"),
+        "consistency": (consistency, isinstance(consistency, str), "'sync', 'bounded:K' or 'async'"),
+    }
+    for name, (value, is_right, wanted) in wrong.items():
+        if not is_right:
+            raise TypeError(f"{name}={value!r}: give {wanted}")
 
 
 def _told_apart(stateful: Sequence[Stateful]) -> tuple[list[torch.optim.Optimizer], list[Stateful]]:
