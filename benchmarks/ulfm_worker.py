@@ -1,19 +1,22 @@
 """A rank of Open MPI that reduces until a peer is killed, then goes on with the survivors; `deaths.py` starts it.
 
-Run by `mpirun --with-ft ulfm`, without Paceline. Has torch in memory, as a rank that trains has: the end of such a
-process takes the kernel longer. Leaves its process id and its two times as files.
+Run by `mpirun --with-ft ulfm`, without Paceline. Has torch in memory, as a rank that trains has, if its environment has
+it: the end of such a process takes the kernel longer. Leaves its process id and its two times as files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
-import torch  # noqa: F401
 from mpi4py import MPI
+
+with contextlib.suppress(ImportError):
+    import torch  # noqa: F401
 
 
 def main(folder: Path, num_elements: int) -> None:

@@ -112,7 +112,8 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def publish(keeper: Keeper, operation: int) -> Stage:
-    pending = keeper.take(contents(operation), wait=True)
+    assert keeper.wait_free(WAIT_S)
+    pending = keeper.take(contents(operation))
     assert pending is not None
     keeper.settle(operation)
     return pending.wait(WAIT_S)
@@ -162,7 +163,8 @@ def test_it_has_no_name_before_its_step_counts(host: Host) -> None:
 def test_scores_are_kept_at_the_runs_host(host: Host) -> None:
     with keeping(host) as keeper:
         for operation, score in ((1, 0.5), (2, 0.9), (3, 0.8), (4, 0.7)):
-            pending = keeper.take(contents(operation), wait=True)
+            assert keeper.wait_free(WAIT_S)
+            pending = keeper.take(contents(operation))
             assert pending is not None
             assert keeper.score(operation, score)
             keeper.settle(operation)

@@ -90,7 +90,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def take(keeper: Keeper, given: Contents) -> Pending:
-    pending = keeper.take(given, wait=True)
+    assert keeper.wait_free(WAIT_S)
+    pending = keeper.take(given)
     assert pending is not None
     return pending
 
@@ -203,7 +204,8 @@ def test_one_snapshot_at_a_time(make: Make, gate: Gate, tmp_path: Path) -> None:
         gate.close()
         first = take(keeper, contents(1))
         assert keeper.take(contents(2)) is None
-        assert keeper.take(contents(2), wait=True, wait_s=0.01) is None
+        assert not keeper.wait_free(0.01)
+        assert keeper.take(contents(2)) is None
         assert events == ["skipped: operation 2: the checkpoint of 1 is still being written"] * 2
         with pytest.raises(ValueError, match="operation 1 has a snapshot already"):
             keeper.take(contents(1))

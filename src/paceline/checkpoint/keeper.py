@@ -109,17 +109,14 @@ class Keeper:
         with self._changed:
             return self._changed.wait_for(lambda: self._closing or self._may_be_replaced(), seconds)
 
-    def take(self, contents: Contents, *, wait: bool = False, wait_s: float = 600.0) -> Pending | None:
+    def take(self, contents: Contents) -> Pending | None:
         """Copy everything and write it in the background. None, with a warning, if the previous one is still being
-        written (with `wait`: after `wait_s`), or if there is no memory. What cannot be saved is a `TypeError`."""
+        written, or if there is no memory. What cannot be saved is a `TypeError`."""
         self._check_usable()
         pending = Pending(contents.operation, self._store.path_of(contents.operation), self._changed)
         with self._changed:
             if contents.operation in self._pending:
                 raise ValueError(f"operation {contents.operation} has a snapshot already; take one for each operation")
-            if wait:
-                self._changed.wait_for(lambda: self._closing or self._may_be_replaced(), wait_s)
-                self._check_usable()
             if self._copied is not None and self._copied.waits_for_room:
                 self._copied.is_unwanted = True  # this one is newer
                 self._changed.notify_all()

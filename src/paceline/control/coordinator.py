@@ -68,8 +68,7 @@ from paceline.wire.decoding import decode
 
 
 class Coordinator:
-    manager_type = ServerManager
-    desk_type = Desk
+    manager_type, desk_type = ServerManager, Desk  # a simulator puts others in their place
 
     def __init__(
         self,
