@@ -29,6 +29,7 @@ from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.frame import TensorSpec
 from paceline.wire.memory import Arena, SharedMemory
+from wire.wire_helpers import eventually
 
 
 def use_after_close(group: Group) -> None:
@@ -87,6 +88,47 @@ def retry_regroup(group: Group) -> str:
 def test_a_failed_try_to_regroup_does_not_spoil_the_next(layout: str) -> None:
     with Crew(3, hosts=layout) as crew:
         assert crew.run(retry_regroup) == ["late", "retried", "retried"]
+
+
+def regroup_before_the_other_gave_up(group: Group) -> None:
+    """Both fail at the same time, but rank 0 is slow to let go of its failed try: the next visit of rank 1 comes while
+    it still has that."""
+    endpoint = group._parts.endpoint
+    if group.rank == 0:
+        close_room = endpoint.close_room
+
+        def close_late(room: str, **options: bool) -> None:
+            eventually(lambda: any(purpose.startswith(room) for purpose in endpoint._parked), "the next visit")
+            close_room(room, **options)
+
+        endpoint.close_room = close_late  # type: ignore[method-assign]
+    with pytest.raises(PacelineError):
+        group.regroup([0, 1, 2], forming_s=1)
+    if group.rank == 0:
+        endpoint.close_room = close_room  # type: ignore[method-assign]
+    say("tried")
+    with group.regroup([0, 1, 2], forming_s=20) as following:
+        following.barrier()
+
+
+def meet(group: Group) -> None:
+    group.barrier()
+
+
+def come_last(group: Group) -> None:
+    with group.regroup([0, 1, 2], forming_s=20) as following:
+        following.barrier()
+
+
+@pytest.mark.parametrize("layout", ["aaa", "abc"])
+def test_who_tries_again_before_the_other_gave_up_is_not_sent_away(layout: str) -> None:
+    with Crew(3, hosts=layout) as crew:
+        crew.run(meet)
+        crew.start(regroup_before_the_other_gave_up, ranks=[0, 1])
+        crew.hear(0)
+        crew.hear(1)
+        crew.start(come_last, ranks=[2])
+        crew.finish()
 
 
 def first_message_to_the_dead(group: Group, send: bool) -> Any:

@@ -62,12 +62,13 @@ class Parts(msgspec.Struct, frozen=True):
     mailbox: Mailbox
     watches: tuple[Watch, ...]
 
-    def close(self) -> None:
-        """Let go of everything but the endpoint; the health is released last, when no thread waits any more."""
+    def close(self, *, formed: bool = True) -> None:
+        """Let go of everything but the endpoint; the health is released last, when no thread waits any more. A group
+        that was not `formed` may be tried again under its name."""
         for watch in self.watches:
             watch.close()
         self.health.close()
-        self.endpoint.close_room(room_of(self.name))
+        self.endpoint.close_room(room_of(self.name), opens_again=not formed)
         self.links.close()
         self.mailbox.close()
         self.local.close()
@@ -346,7 +347,7 @@ class _Former:
         me = self.health.describe(self._rank)
         self.health.fail("aborted", f"forming the group failed on {me}: {type(error).__name__}: {error}", self._rank)
         self.health.close()
-        self._endpoint.close_room(self._room)
+        self._endpoint.close_room(self._room, opens_again=True)
         for expectation in self._coming.values():
             expectation.close()
         if self._holder is not None:

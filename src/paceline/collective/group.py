@@ -126,7 +126,7 @@ class Group:
         try:
             group._settle_model(model, deadline)
         except BaseException:
-            group.close()
+            group._close(formed=False)
             raise
         return group
 
@@ -460,10 +460,13 @@ class Group:
 
     def close(self) -> None:
         """Say goodbye and let go of memory, connections and threads. Who still needs this member gets `PeerLost`."""
+        self._close(formed=True)
+
+    def _close(self, *, formed: bool) -> None:
         self._health.close()
         self._sequencer.close()
         self._messages.close()
-        self._parts.close()
+        self._parts.close(formed=formed)
         if self._ephemeral and self._parts.endpoint.num_rooms() == 0:
             self._parts.endpoint.close()
 

@@ -162,10 +162,12 @@ class Endpoint:
         for visit in visits:
             threading.Thread(target=handler, args=visit, name="paceline-welcome", daemon=True).start()
 
-    def close_room(self, room: str) -> None:
+    def close_room(self, room: str, *, opens_again: bool = False) -> None:
+        """Send away who waits there; not if it may open again: they are likely there for that time, and have not
+        heard yet that this one is over. Who has will be gone when it is expected."""
         with self._lock:
             self._rooms.pop(room, None)
-            for purpose in [purpose for purpose in self._parked if _room_of(purpose) == room]:
+            for purpose in [purpose for purpose in self._parked if _room_of(purpose) == room and not opens_again]:
                 self._parked.pop(purpose)[1].close()
             for purpose in [purpose for purpose in self._expected if _room_of(purpose) == room]:
                 del self._expected[purpose]
