@@ -54,8 +54,7 @@ class Checks:
             number for number, one in enumerate(placement.ranges) if one.origin == placement.version > placement.began
         ]
         if lost:
-            is_excused = world.num_replicas == 1 or world.faults.has_lost_several
-            self.check(is_excused, f"ranges {lost} were lost, but no two servers died at a time")
+            self.check(world.num_replicas == 1, f"ranges {lost} were lost, but no two servers died at a time")
             self._lost.update(dict.fromkeys(lost, self._epoch()))
 
     def aimed(self, now: Aim, placement: Placement) -> None:

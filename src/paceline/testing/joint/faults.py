@@ -29,7 +29,6 @@ class Faults:
         self._world = world
         draw = world.random
         self.are_over = calm
-        self.has_lost_several = False  # servers, at a time
         self.tried: Counter[tuple[str, str, str]] = Counter()  # by fault, mode and phase of the run
         self._kill_when_complete = False
         self._kill_when_joining = False
@@ -37,6 +36,7 @@ class Faults:
         self._kill_when_answered = self._kill_when_shown = False
         self._kill_when_moving = 0
         self._is_mourning = False  # what a dead server held is not yet on enough others
+        self._doomed: set[str] = set()  # servers that live, and will be dead in a moment
         self._to_evict: set[str] = set()
         self._deaf: dict[str, float] = {}  # until when somebody may be silent through no fault of its own
         self.theme = self._draw_theme()
@@ -257,10 +257,10 @@ class Faults:
     # -- servers -----------------------------------------------------------------------------------------------------
 
     def _members(self) -> list[Server]:
-        """The servers that live and are not taken for dead."""
+        """The servers that live, will live, and are not taken for dead."""
         world = self._world
         records = world.head.remembered().records
-        found = [server for server in world.servers.values() if server.alive]
+        found = [server for server in world.servers.values() if server.alive and server.name not in self._doomed]
         return [one for one in found if (record := records.get(one.name)) is None or record.fate is None]
 
     def _may_die(self) -> bool:
@@ -273,11 +273,15 @@ class Faults:
         names = {server.name for server in self._members() if not self.may_be_silent(server)}
         if self._is_mourning:
             records = world.head.remembered().records
-            # Who is about to be evicted is as good as dead, and its fate is not known yet either.
+            # Who is about to be killed or evicted is as good as dead, and its fate is not known yet either.
             are_known = all(
                 name not in records
                 or records[name].fate is not None
-                or (server.alive and not (name in self._to_evict and self.may_be_silent(server)))
+                or (
+                    server.alive
+                    and name not in self._doomed
+                    and not (name in self._to_evict and self.may_be_silent(server))
+                )
                 for name, server in world.servers.items()
             )
             self._is_mourning = not are_known or any(
@@ -314,6 +318,7 @@ class Faults:
         if is_ahead and not self.are_over and self._may_die():
             self._kill_when_answered = self._kill_when_shown = False
             self._is_mourning = True
+            self._doomed.add(server.name)
             self._world.after(self._world.delay() / 4, self._world.kill, server, "was killed")
 
     def _kill_server_and_worker(self) -> None:
