@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.control.messages import Plan, Start
 from paceline.testing.joint import Violation, World
 from paceline.testing.joint.mutations import MUTATIONS, SOUND, Mutation
 from paceline.testing.joint.processes import Process
 from paceline.testing.joint.themes import everything, themes_of
+from paceline.testing.joint.truth import Batch, Result, State, Truth, after
 from paceline.testing.joint.world import MODES
 from paceline.testing.simulate import table_of
 
@@ -26,7 +28,7 @@ def test_no_schedule_breaks_an_invariant(block: int) -> None:
 
 
 # Each of these once broke an invariant; what the machines did wrong has a test of its own where it belongs.
-ONCE_BROKEN = [30259, 31862]
+ONCE_BROKEN = [30259, 31862, 62067]
 
 
 @pytest.mark.parametrize("seed", ONCE_BROKEN)
@@ -74,6 +76,21 @@ def test_no_server_is_killed_while_another_is_about_to_die(monkeypatch: pytest.M
         world.run()
     assert allowed
     assert not any(allowed)
+
+
+def test_what_one_that_was_given_up_has_done_is_of_the_history_that_goes_on_from_its_checkpoint() -> None:
+    truth = Truth(length=8)
+    truth.issued(Plan(1, Start.FOUND, ()))
+    first = Batch(0, 0, 4)
+    done = after(State(1, 0, 0, 0, 0, 0), Result(1, 1, first, False))
+    truth.applied_apart(done, Result(1, 1, first, False))
+    truth.published("A", done)
+    truth.issued(Plan(2, Start.FOUND, (), base=1))
+    truth.founded(2, done)
+    truth.applied("B", done._replace(lineage=2, applied=2), Result(2, 2, Batch(0, 4, 4), False))
+    truth.ended(2, 2)
+    truth.applied_apart(done._replace(lineage=2, applied=2), Result(2, 2, Batch(0, 0, 4), False))
+    truth.ended(2, 2)  # and nothing that it does later takes the place of what counts
 
 
 def test_what_is_sent_over_a_cable_that_is_cut_for_a_while_arrives_in_order() -> None:

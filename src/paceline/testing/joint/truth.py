@@ -125,6 +125,12 @@ class Truth:
         if result.batch is not None:
             self._batches[key] = result.batch
 
+    def applied_apart(self, state: State, result: Result) -> None:
+        """One that was given up, and has not heard of it, has applied an operation. It counts if a checkpoint of it is
+        what the run goes on from: its coordinator may be dead, and the others may have left."""
+        if result.batch is not None:
+            self._batches.setdefault((state.lineage, state.applied), result.batch)
+
     def settled(self, who: str, lineage: int, operation: int, digest: int | None) -> None:
         """A member takes an operation for final."""
         self._settled[lineage] = max(self._settled.get(lineage, -1), operation)

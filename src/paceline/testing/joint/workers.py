@@ -348,6 +348,8 @@ class Worker(Process):
         self._last = result
         if self.world.head.counts(self.name):
             self.world.truth.applied(self.name, self.state, result)
+        else:
+            self.world.truth.applied_apart(self.state, result)
         is_early = action.settled == action.operation
         self.world.truth.settled(self.name, before.lineage, action.settled, (self.state if is_early else before).digest)
         snapshot = self._snapshot
