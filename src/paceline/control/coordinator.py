@@ -610,7 +610,10 @@ class Coordinator:
         self._actions += self._speech.to_agent(agent, self._agents, self.records.values(), self.standing, asked=asked)
 
     def _grant(self, asked: Sequence[str]) -> None:
-        self._actions += [TellLeases(grant) for grant in self._desk.grants(self.standing.term, asked)]
+        grants = self._desk.grants(self.standing.term, asked)
+        if any(grant.is_finished for grant in grants):
+            self._keep_leases()  # a coordinator that comes back must not say anything else
+        self._actions += [TellLeases(grant) for grant in grants]
 
     # -- remembering -------------------------------------------------------------------------------------------------
 
