@@ -279,11 +279,15 @@ class Coordinator:
             self._note("hot server", None, text)
 
     def _watch_progress(self) -> None:
-        pending = self.standing.pending
+        pending, current = self.standing.pending, self.standing.current
         if pending is not None and self.census.all_work_in(pending):
             self._keep(current=pending, pending=None)
-        elif pending is not None and self.census.any_has_fallen(pending):
-            self._withdrawals.note(pending, self._now)
+            return
+        if pending is None and (current is None or not self.census.outside(current)):
+            return
+        plan = pending or current
+        if plan is not None and self.census.any_has_fallen(plan):
+            self._withdrawals.note(plan, self._now)
 
     def _recover(self) -> None:
         """Make the next plan as soon as everybody that lives has promised to leave the old ones alone."""
@@ -293,6 +297,7 @@ class Coordinator:
         survivors = self.census.participants(self.standing)
         if any(record.report.fenced < fence for record in survivors):
             return
+        self._blame(current, self.census.outside(current))
         holders = [record for record in survivors if record.report.applied > NOTHING]
         if self.standing.leased and any(not record.is_going for record in holders):
             holders = [record for record in holders if not record.is_going]  # they go when their lease is done
@@ -319,10 +324,10 @@ class Coordinator:
             holders.remove(record)
         ahead = [record for record in holders if record.report.applied == base]
         gifts = gifts_for([record for record in holders if record.report.applied == base - 1], ahead)
-        coming: list[Record] = []
-        if self.standing.leased and all(record.report.joinable for record in holders):
-            coming = self._coming(current, holders)
-            gifts |= gifts_for(coming, ahead)
+        coming = self._coming(current, holders) if self.standing.leased else []
+        if self._withdrawals.is_too_early([*holders, *coming], self._now):
+            coming = []
+        gifts |= gifts_for(coming, ahead)
         newcomers = tuple(record.member for record in coming)
         self._issue(Plan(fence, Start.RECOVER, self._seats([*holders, *coming]), base, gifts, newcomers))
 
@@ -337,11 +342,18 @@ class Coordinator:
         return holders
 
     def _coming(self, current: Plan, members: list[Record]) -> list[Record]:
-        """Who gets a seat beside these members."""
+        """Who gets a seat beside these members, or in place of those that leave."""
+        if not self._is_open(members):
+            return []
+        staying = [record for record in members if not record.is_going]
         coming = self._surveys.admitted(
-            self.census.coming(current), members, self.records.values(), self.standing.term, self._now
+            self.census.coming(current), staying, self.records.values(), self.standing.term, self._now
         )
-        return coming[: max(0, self.settings.most - len(members))]
+        return coming[: max(0, self.settings.most - len(staying))]
+
+    def _is_open(self, members: list[Record]) -> bool:
+        """Whether others may join these now: where leases are done, not between the operations of an epoch's end."""
+        return not self.standing.leased or all(record.report.joinable for record in members)
 
     def _gather(self) -> None:
         """Found the run when enough members are ready."""
@@ -443,7 +455,7 @@ class Coordinator:
         if pending is not None:
             if not self.census.any_has_fallen(pending):
                 return
-            self._blame(pending, current)
+            self._blame(pending, [record for record in self.census.of(pending) if current.rank_of(record.member) < 0])
             if not self._withdrawals.may_go_on(current, self.census.of(pending), self._now):
                 return
         elif not self.census.all_work_in(current):
@@ -452,22 +464,20 @@ class Coordinator:
             self._drop_straggler(current)
         self._change(current, withdrawn=pending is not None)
 
-    def _blame(self, pending: Plan, current: Plan) -> None:
-        """The switch cannot be made. A newcomer that lives but cannot be reached goes; one that complains of a member
-        goes when it does so of the next switch too. Whoever is dying is found out anyway, and nobody is to blame for
-        that. While answers are waited for, this is looked at again and again."""
-        for record in self.census.of(pending):
-            if record.fate is not None or record.report.broken != pending.generation:
+    def _blame(self, plan: Plan, newcomers: Sequence[Record]) -> None:
+        """The group of a plan cannot be formed. A newcomer that lives but cannot be reached goes; one that complains of
+        a member goes when it does so of the next plan too. Whoever is dying is found out anyway, and nobody is to blame
+        for that. While answers are waited for, this is looked at again and again."""
+        for record in self.census.of(plan):
+            if record.fate is not None or record.report.broken != plan.generation:
                 continue
             for name in record.report.suspects:
                 suspect = self.records.get(name)
                 if suspect is None or suspect.fate is not None or not suspect.connected:
                     continue
-                if current.rank_of(name) < 0:
+                if suspect in newcomers:
                     self._end(suspect, Fate.EVICTED, f"{UNREACHABLE}: member {record.member} cannot")
-                elif current.rank_of(record.member) < 0 and self._conflicts.are_repeated_in(
-                    pending.generation, record.member, name
-                ):
+                elif record in newcomers and self._conflicts.are_repeated_in(plan.generation, record.member, name):
                     self._end(record, Fate.EVICTED, f"{UNREACHABLE}: it cannot reach member {name}")
 
     def _drop_straggler(self, current: Plan) -> None:
@@ -489,24 +499,24 @@ class Coordinator:
                 self._keep(pending=None)
             return
         staying = self.census.staying(current)
-        coming = self._coming(current, staying)
-        if self.standing.leased and not all(record.report.joinable for record in staying):
-            coming = []
+        coming = self._coming(current, staying or self.census.of(current))
         if not staying and coming and not self.standing.halting:
             staying = self.census.of(current)  # they hand over first, and go with the next
         if not staying and not self.standing.halting:
+            if self.census.coming(current) and not self._is_open(self.census.of(current)):
+                return  # they hand over when they are at leases again
             self._wind_down("all members were asked to leave")
         if not staying or (len(staying) == len(current.members) and not coming):
+            if withdrawn:
+                self._keep(pending=None)
+            return
+        if self._withdrawals.is_too_early([*staying, *coming], self._now):
             if withdrawn:
                 self._keep(pending=None)
             return
         if self.standing.leased:  # where there is no step, there is no header to agree on a switch in
             self._keep(fence=self.standing.newest + 1)
             self._recover()
-            return
-        if self._withdrawals.is_too_early([*staying, *coming], self._now):
-            if withdrawn:
-                self._keep(pending=None)
             return
         gifts = gifts_for(coming, staying)
         generation = self.standing.newest + 1
