@@ -78,9 +78,10 @@ class Coordinator:
         host: str = "",
         *,
         is_again: bool = False,
+        born: int = 0,
     ) -> None:
         """`host` is where this coordinator runs, as cards name it; `is_again` if another one was there before it, also
-        where nothing is remembered of that."""
+        where nothing is remembered of that. `born` is above that of every earlier one: the seconds of the calendar."""
         self.settings = settings
         self._is_again = is_again
         self.census = Census()
@@ -96,8 +97,11 @@ class Coordinator:
         self._ready_since: float | None = None
         self._actions: list[Action] = []
         self._announced = False
+        self._has_forgotten = False
         self._adopted = 0  # the last founding of which it is known which leases it began with
-        standing, placement, aim, leases = Standing(), Placement(), Aim(), (-1, 0)
+        # Numbers that an earlier one has used, and that are forgotten, must not come again: some may still go by them.
+        used = born if is_again and "standing" not in (remembered or {}) else 0
+        standing, placement, aim, leases = Standing(term=used, newest=used), Placement(version=used), Aim(), (-1, 0)
         for key, value in (remembered or {}).items():
             if key == "standing":
                 standing = decode(value, Standing)
@@ -150,9 +154,10 @@ class Coordinator:
     def _on_report(self, report: Report) -> bool:
         record = self.records.get(report.member)
         if (lost := founding.forgotten(report, self.standing, is_known=record is not None)) is not None:
-            self._note(
-                "forgotten", record, f"member {report.member} knows of generation {report.plan}; the journal is lost"
-            )
+            if not self._has_forgotten:
+                what = f"member {report.member} knows of generation {report.plan}; the journal is lost"
+                self._note("forgotten", record, what)
+            self._has_forgotten = True
             self._keep(term=lost.term, newest=lost.newest)
         if record is None:
             if report.introduction is None:
@@ -426,7 +431,8 @@ class Coordinator:
             return
         newest = max(record.report.applied for record in holders)
         self._note("adopted", None, f"{len(holders)} members hold the state, up to operation {newest}")
-        plan = Plan(self.standing.newest, Start.RECOVER, self._seats(holders), newest)
+        last = max(record.report.plan for record in holders)
+        plan = Plan(last, Start.RECOVER, self._seats(holders), newest)
         founded = max(1, self.standing.founded)
         self._keep(current=plan, fence=self.standing.newest + 1, founded=founded, reached=newest)
         self._recover()
@@ -582,7 +588,10 @@ class Coordinator:
         for record in self.census.alive:
             current, holds = self.standing.current, record.report.applied > NOTHING
             if self.plan_of(record.member) is None and ((holds and current is not None) or record.is_going):
-                if founding.holders([record]) and current is not None and not record.is_going:
+                is_holder = bool(founding.holders([record]))
+                if is_holder and current is None and not self.standing.founded:
+                    continue  # the journal is lost, and the run goes on from it first
+                if is_holder and current is not None and not record.is_going:
                     late = f"it came with operation {record.report.applied} when the run had gone on without it"
                     self._end(record, Fate.EVICTED, late)  # it comes back as another
                     continue

@@ -36,7 +36,7 @@ class Checks:
 
     # -- on the way --------------------------------------------------------------------------------------------------
 
-    def evicted(self, note: Note) -> None:
+    def ended(self, note: Note) -> None:
         """Only who was cut off, stopped or unreachable may be given up: not who lives, and speaks."""
         process = self._world.processes[note.member]
         if "was not heard of" in note.text:
@@ -45,8 +45,19 @@ class Checks:
         elif note.kind == "evicted" and isinstance(process, Worker) and self._world.head.has_no_plan:
             is_worthless = not process.alive or not founding.holds(process.machine.report())
             self.check(is_worthless, f"{note.member} was sent away with a state that no plan speaks of: {note}")
+        elif note.kind == "released" and isinstance(process, Worker):
+            self._released(process, note)
         elif note.kind == "dead" and "its connections broke" not in note.text:
             self.check(not process.alive, f"{note.member} was taken for dead, but it lives: {note}")
+
+    def _released(self, worker: Worker, note: Note) -> None:
+        """A run goes on, or is over, without who is let go; one of which no plan speaks goes on from who holds it."""
+        head = self._world.head
+        machine = head.machine
+        assert machine is not None
+        if not head.had_plan and not machine.standing.over:
+            is_holder = worker.alive and founding.holds(machine.records[worker.name].report)
+            self.check(not is_holder, f"{note.member} was let go with a state that no plan speaks of: {note}")
 
     def published(self, placement: Placement) -> None:
         world = self._world
@@ -89,12 +100,13 @@ class Checks:
 
     def founds(self, standing: Standing) -> None:
         """The coordinator begins the run, or begins it anew: nobody that it could ask may hold a state of it. A journal
-        that is lost is no excuse."""
+        that is lost is no excuse. Who was let go, and has not heard of it, is out: the others went on without it. That
+        nobody is let go whose state the run needs is checked when it is (`_released`)."""
         world, plan = self._world, standing.current
         if plan is None or plan.start is not Start.FOUND:
             return
         for worker in world.living():
-            is_holder = founding.holds(worker.machine.report()) and world.head.counts(worker.name)
+            is_holder = founding.holds(worker.machine.report()) and world.head.counts_now(worker.name)
             if is_holder and not worker.machine.is_dismissed and not world.faults.may_be_silent(worker):
                 raise Violation(f"the run is founded from {plan.base}, but {worker.name} holds {worker.state.applied}")
 

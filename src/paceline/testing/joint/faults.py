@@ -216,7 +216,7 @@ class Faults:
 
     def _lose_journal(self) -> None:
         if self._world.head.machine is not None and self._world.head.over is None:
-            self._world.lose_journal()
+            self._world.head.lose_journal()
             self.coordinator_crashed()
 
     def _lose_journal_and_kill_one(self) -> None:
