@@ -592,7 +592,7 @@ class Coordinator:
                 if is_holder and current is None and not self.standing.founded:
                     continue  # the journal is lost, and the run goes on from it first
                 if is_holder and current is not None and not record.is_going:
-                    late = f"it came with operation {record.report.applied} when the run had gone on without it"
+                    late = f"it came with operation {record.report.applied} when {founding.GONE_ON}"
                     self._end(record, Fate.EVICTED, late)  # it comes back as another
                     continue
                 self._end(record, Fate.RELEASED, "left the run")

@@ -13,6 +13,8 @@ from paceline.control.coordinator_events import Standing
 from paceline.control.messages import NOTHING, Introduction, Phase, Report
 from paceline.control.roster import Record
 
+GONE_ON = "the run had gone on without it"  # why one that holds a state is evicted
+
 
 class Forgotten(NamedTuple):
     """From where a coordinator goes on that has forgotten at least this: its next term, and the newest generation."""

@@ -29,6 +29,7 @@ class Checks:
         self._began = 0  # the version in which the run was founded, when that was
         self._lost: dict[int, int] = {}  # the epoch that the workers were at when a range was lost
         self._has_rested = False
+        self._newest = 0  # the generation of the last plan that was made
 
     def check(self, holds: bool, text: str) -> None:
         if not holds:
@@ -47,6 +48,11 @@ class Checks:
             self.check(is_worthless, f"{note.member} was sent away with a state that no plan speaks of: {note}")
         elif note.kind == "released" and isinstance(process, Worker):
             self._released(process, note)
+        if founding.GONE_ON in note.text:
+            machine = self._world.head.machine
+            assert machine is not None
+            last = machine.records[note.member].report.plan
+            self.check(self._newest > last, f"nobody has gone on after generation {last}: {note}")
         elif note.kind == "dead" and "its connections broke" not in note.text:
             self.check(not process.alive, f"{note.member} was taken for dead, but it lives: {note}")
 
@@ -58,6 +64,9 @@ class Checks:
         if not head.had_plan and not machine.standing.over:
             is_holder = worker.alive and founding.holds(machine.records[worker.name].report)
             self.check(not is_holder, f"{note.member} was let go with a state that no plan speaks of: {note}")
+
+    def planned(self, note: Note) -> None:
+        self._newest = int(note.text.split()[1])
 
     def published(self, placement: Placement) -> None:
         world = self._world

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from paceline.control.coordinator_events import Drain, Halt
+from paceline.control.messages import Start
 from paceline.placement.placement import Placement
 from paceline.server.messages import Request
 from paceline.testing.joint.head import phase_of
@@ -32,6 +33,7 @@ class Faults:
         self.tried: Counter[tuple[str, str, str]] = Counter()  # by fault, mode and phase of the run
         self._kill_when_complete = False
         self._kill_when_joining = False
+        self._lose_when_joined = False
         self._kill_when_agreed = False
         self._kill_when_answered = self._kill_when_shown = False
         self._kill_when_moving = 0
@@ -72,6 +74,7 @@ class Faults:
         world = self._world
         self.are_over = True
         self._kill_when_complete = self._kill_when_joining = self._kill_when_agreed = False
+        self._lose_when_joined = False
         self._kill_when_answered = self._kill_when_shown = False
         self._kill_when_moving = 0
         world.is_lossy = False
@@ -163,6 +166,20 @@ class Faults:
         if self._kill_when_joining and self._world.random.random() < 0.7:
             self._kill_when_joining = False
             self._world.after(self._world.delay() * 2, self._world.kill, worker, "was killed")
+
+    def _join_and_lose_the_others(self) -> None:
+        """When a newcomer has the state, and has not said so to anybody: it is the only one that knows of it."""
+        self._lose_when_joined = True
+        self._join()
+
+    def joined(self, worker: Worker) -> None:
+        """A newcomer has got the state."""
+        plan = worker.machine.plan
+        if self._lose_when_joined and plan is not None and plan.start is Start.SWITCH:
+            self._lose_when_joined = False
+            self._crash_coordinator()
+            for other in [other for other in self._world.living() if other is not worker]:
+                self._world.kill(other, "was killed")
 
     def _leave(self) -> None:
         self._pick().leave()

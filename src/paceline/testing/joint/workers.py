@@ -292,6 +292,7 @@ class Worker(Process):
             self.world.truth.at_clean_point(self.name, self.state)
         self.world.truth.applied(self.name, self.state, Result(self.state.applied, 0, None, False))
         self._has_state()
+        self.world.faults.joined(self)
 
     @property
     def works_since(self) -> float:

@@ -290,6 +290,8 @@ class World:
     def noted(self, note: Note) -> None:
         if note.kind in ("evicted", "dead", "released"):
             self.checks.ended(note)
+        elif note.kind == "plan":
+            self.checks.planned(note)
 
     def placed(self, placement: Placement) -> None:
         self.checks.published(placement)

@@ -13,7 +13,7 @@ from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Event
 from paceline.control.member import Member
 from paceline.control.member_events import Done
-from paceline.control.messages import Directive, Phase, Plan, Report, Verdict
+from paceline.control.messages import NOTHING, Directive, Phase, Plan, Report, Verdict
 from paceline.control.roster import Fate, Record
 from paceline.testing.joint.mutations.mutation import Mutation
 
@@ -131,6 +131,23 @@ class _LetsHoldersGo(Coordinator):
                 self._end(record, Fate.RELEASED, "left the run")
 
 
+class _BelievesOnlyWhoWorks(Coordinator):
+    """A switch was made while one works in it; a newcomer that has the state, and whose group broke, proves nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+
+        def has_begun(pending: Plan, current: Plan) -> bool:
+            there = [*self.census.of(current), *self.census.of(pending)]
+            return any(self._works_in(pending, record) for record in there)
+
+        self.census.has_begun = has_begun  # type: ignore[method-assign]
+
+    @staticmethod
+    def _works_in(plan: Plan, record: Record) -> bool:
+        return record.report.generation == plan.generation and record.report.applied > NOTHING
+
+
 class _HearsNobodyFirst(Coordinator):
     """When it comes back and knows of no run, it founds one with whoever speaks first."""
 
@@ -229,6 +246,12 @@ OF_CONTROL = [
         theme="journal",
         modes=("allreduce",),
         coordinator=_UsesGenerationsAgain,
+    ),
+    Mutation(
+        "takes the word of a newcomer whose group broke for nothing",
+        theme="takeovers",
+        modes=("allreduce",),
+        coordinator=_BelievesOnlyWhoWorks,
     ),
     Mutation(
         "counts from one again when its journal is lost",
