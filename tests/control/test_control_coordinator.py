@@ -9,7 +9,7 @@ import pytest
 
 from paceline.control import founding
 from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Disconnected, Event, Remember, Settings, Standing, Tick
+from paceline.control.coordinator_events import Disconnected, Event, Note, Remember, Settings, Standing, Tick
 from paceline.control.founding import likely_cause
 from paceline.control.member import Member
 from paceline.control.member_events import Broke, Formed, Staged
@@ -335,11 +335,54 @@ def test_who_was_told_of_a_term_proves_that_it_is_forgotten() -> None:
     stranger = Report("A", 7, 1, Phase.READY)
     assert founding.forgotten(stranger, standing, is_known=False) == founding.Forgotten(2, 0)
     assert founding.forgotten(stranger, standing, is_known=True) is None
+    assert founding.forgotten(stranger, Standing(term=9), is_known=False) == founding.Forgotten(9, 0)
     assert founding.forgotten(Report("A", 1, 1, Phase.BUILDING), standing, is_known=False) is None
     assert founding.forgotten(Report("A", 1, 0, Phase.READY), standing, is_known=False) is None
     assert founding.forgotten(Report("A", 1, 4, Phase.READY, plan=9), standing, is_known=True) == founding.Forgotten(
         5, 9
     )
+
+
+def test_a_coordinator_that_comes_back_with_nothing_uses_no_number_again() -> None:
+    """Who was told of generations, terms and placements may be stopped, and be heard of later."""
+    fresh = Table(Settings(wanted=1))
+    fresh.machine = Coordinator(Settings(wanted=1), fresh.now, {}, is_again=True, born=1_000)
+    fresh.report("N", phase=Phase.READY)
+    listen(fresh)
+    standing = fresh.machine.standing
+    assert standing.current is not None
+    assert (standing.term, standing.current.generation, standing.current.start) == (1_001, 1_001, Start.FOUND)
+    assert fresh.machine.placement.version == 1_000
+    fresh.restart()
+    assert (fresh.machine.standing.term, fresh.machine.standing.newest) == (1_002, 1_001)
+
+
+def test_the_first_coordinator_counts_from_one_and_so_does_one_that_remembers() -> None:
+    assert Coordinator(Settings(), 0.0, {}, born=1_000).standing.term == 1
+    remembered = {"standing": msgspec.msgpack.encode(Standing(term=4, newest=7))}
+    machine = Coordinator(Settings(), 0.0, remembered, is_again=True, born=1_000)
+    assert (machine.standing.term, machine.standing.newest, machine.placement.version) == (5, 7, 0)
+
+
+def test_a_journal_that_is_lost_is_said_once() -> None:
+    machine = Coordinator(Settings(wanted=9), 0.0, {}, is_again=True, born=1_000)
+    actions = [machine.handle(Report(member, 9, 4, Phase.ACTIVE, plan=3, applied=5), 0.1) for member in "AB"]
+    notes = [action for each in actions for action in each if isinstance(action, Note) and action.kind == "forgotten"]
+    assert [note.text for note in notes] == ["member A knows of generation 3; the journal is lost"]
+    assert (machine.standing.term, machine.standing.newest) == (1_001, 1_000)
+
+
+def test_who_leaves_with_the_state_of_a_run_that_was_forgotten_hands_it_over_first() -> None:
+    fresh = Table(Settings(wanted=1))
+    fresh.machine = Coordinator(Settings(wanted=1), fresh.now, {}, is_again=True)
+    fresh.report("A", leaving=True, **WORKING)
+    fresh.report("N", phase=Phase.READY)
+    assert fresh.fate_of("A") is None
+    listen(fresh)
+    fresh.report("A", phase=Phase.ACTIVE, plan=1, fenced=2, applied=6, leaving=True)
+    plan = fresh.machine.standing.current
+    assert plan is not None
+    assert (plan.start, plan.base, plan.members) == (Start.RECOVER, 6, ("A",))
 
 
 def test_a_lost_journal_of_a_run_with_servers_is_said_and_not_guessed() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.control.coordinator import Coordinator
+from paceline.control.coordinator_events import Remember, Settings, TellLeases
 from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import Desk, Done, Hand, LeaseGrant, LeaseReport
 from paceline.control.member import Member
 from paceline.control.member_events import Exit
-from paceline.control.messages import Directive, Verdict
+from paceline.control.messages import Directive, Introduction, Phase, Report, Verdict
 from paceline.placement.placement import Placement
+from paceline.wire.card import Card
 
 LEASES = st.sets(st.integers(0, 12))
 
@@ -282,6 +286,34 @@ def test_a_desk_that_comes_back_after_the_end_was_asked_for_hands_out_nothing() 
     desk.take(LeaseReport("A", 0, 4, wants=2))
     (grant,) = desk.grants(1, ["A"])
     assert (grant.leases, grant.is_stopped, grant.is_finished) == ((), True, False)
+
+
+def test_who_was_told_that_an_epoch_is_finished_hears_nothing_else_from_a_desk_that_is_stopped_at_once() -> None:
+    """The end is asked for when a coordinator has just come back, and has heard no worker yet."""
+    desk = Desk()
+    desk.take(LeaseReport("A", 0, 2, done=(Done(0), Done(1))))
+    assert [grant.is_finished for grant in desk.grants(1)] == [True]
+    again = Desk(desk.to_remember() or (-1, 0))
+    again.stop()
+    again.take(LeaseReport("B", 0, 2, wants=2))
+    (grant,) = again.grants(2, ["B"])
+    assert (grant.is_finished, grant.is_stopped) == (True, False)
+    third = Desk(again.remembered)
+    third.stop_again(again.whole)
+    third.take(LeaseReport("B", 1, 2, wants=2))
+    (grant,) = third.grants(3, ["B"])
+    assert (grant.is_finished, grant.is_stopped, grant.leases) == (False, True, ())
+
+
+def test_that_an_epoch_is_finished_is_remembered_before_it_is_said() -> None:
+    coordinator = Coordinator(Settings(wanted=1), 0.0)
+    card = Card("A", "worker", "h", ("", 0), "", b"", False, ())
+    coordinator.handle(Report("A", 1, 1, Phase.READY, introduction=Introduction(card, 1, "h", "", leased=True)), 0.0)
+    actions = coordinator.handle(LeaseReport("A", 0, 2, done=(Done(0), Done(1))), 0.1)
+    kinds = [type(action) for action in actions if isinstance(action, Remember | TellLeases)]
+    assert kinds == [Remember, TellLeases]
+    (remembered,) = [action.value for action in actions if isinstance(action, Remember)]
+    assert remembered == msgspec.msgpack.encode((1, 0))
 
 
 def test_an_epoch_that_was_whole_when_the_end_was_asked_for_is_finished_by_the_next_desk_too() -> None:

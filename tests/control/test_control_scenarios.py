@@ -109,7 +109,7 @@ def test_a_coordinator_whose_journal_is_lost_goes_on_from_those_that_hold_the_st
             world.after(0.1, lose)
             return
         reached.append(max(worker.machine.applied for worker in living))
-        world.lose_journal()
+        world.head.lose_journal()
         if seed % 3:
             world.kill(living[seed % len(living)], "was killed")
             world.agents["a"].start()

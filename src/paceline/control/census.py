@@ -44,6 +44,11 @@ class Census:
     def of(self, plan: Plan) -> list[Record]:
         return [self.records[member] for member in plan.members]
 
+    def outside(self, plan: Plan) -> list[Record]:
+        """Who lives, has a seat there as a newcomer, and has not got the state yet."""
+        newcomers = [self.records[member] for member in plan.newcomers]
+        return [record for record in newcomers if record.fate is None and record.report.applied == NOTHING]
+
     def participants(self, standing: Standing) -> list[Record]:
         """Who lives and has a seat in the plan in force or in the one that is prepared."""
         plans = [plan for plan in (standing.current, standing.pending) if plan is not None]

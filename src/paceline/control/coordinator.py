@@ -78,9 +78,10 @@ class Coordinator:
         host: str = "",
         *,
         is_again: bool = False,
+        born: int = 0,
     ) -> None:
         """`host` is where this coordinator runs, as cards name it; `is_again` if another one was there before it, also
-        where nothing is remembered of that."""
+        where nothing is remembered of that. `born` is above that of every earlier one: the seconds of the calendar."""
         self.settings = settings
         self._is_again = is_again
         self.census = Census()
@@ -96,8 +97,11 @@ class Coordinator:
         self._ready_since: float | None = None
         self._actions: list[Action] = []
         self._announced = False
+        self._has_forgotten = False
         self._adopted = 0  # the last founding of which it is known which leases it began with
-        standing, placement, aim, leases = Standing(), Placement(), Aim(), (-1, 0)
+        # Numbers that an earlier one has used, and that are forgotten, must not come again: some may still go by them.
+        used = born if is_again and "standing" not in (remembered or {}) else 0
+        standing, placement, aim, leases = Standing(term=used, newest=used), Placement(version=used), Aim(), (-1, 0)
         for key, value in (remembered or {}).items():
             if key == "standing":
                 standing = decode(value, Standing)
@@ -150,9 +154,10 @@ class Coordinator:
     def _on_report(self, report: Report) -> bool:
         record = self.records.get(report.member)
         if (lost := founding.forgotten(report, self.standing, is_known=record is not None)) is not None:
-            self._note(
-                "forgotten", record, f"member {report.member} knows of generation {report.plan}; the journal is lost"
-            )
+            if not self._has_forgotten:
+                what = f"member {report.member} knows of generation {report.plan}; the journal is lost"
+                self._note("forgotten", record, what)
+            self._has_forgotten = True
             self._keep(term=lost.term, newest=lost.newest)
         if record is None:
             if report.introduction is None:
@@ -279,11 +284,15 @@ class Coordinator:
             self._note("hot server", None, text)
 
     def _watch_progress(self) -> None:
-        pending = self.standing.pending
+        pending, current = self.standing.pending, self.standing.current
         if pending is not None and self.census.all_work_in(pending):
             self._keep(current=pending, pending=None)
-        elif pending is not None and self.census.any_has_fallen(pending):
-            self._withdrawals.note(pending, self._now)
+            return
+        if pending is None and (current is None or not self.census.outside(current)):
+            return
+        plan = pending or current
+        if plan is not None and self.census.any_has_fallen(plan):
+            self._withdrawals.note(plan, self._now)
 
     def _recover(self) -> None:
         """Make the next plan as soon as everybody that lives has promised to leave the old ones alone."""
@@ -293,6 +302,7 @@ class Coordinator:
         survivors = self.census.participants(self.standing)
         if any(record.report.fenced < fence for record in survivors):
             return
+        self._blame(current, self.census.outside(current))
         holders = [record for record in survivors if record.report.applied > NOTHING]
         if self.standing.leased and any(not record.is_going for record in holders):
             holders = [record for record in holders if not record.is_going]  # they go when their lease is done
@@ -319,10 +329,10 @@ class Coordinator:
             holders.remove(record)
         ahead = [record for record in holders if record.report.applied == base]
         gifts = gifts_for([record for record in holders if record.report.applied == base - 1], ahead)
-        coming: list[Record] = []
-        if self.standing.leased and all(record.report.joinable for record in holders):
-            coming = self._coming(current, holders)
-            gifts |= gifts_for(coming, ahead)
+        coming = self._coming(current, holders) if self.standing.leased else []
+        if self._withdrawals.is_too_early([*holders, *coming], self._now):
+            coming = []
+        gifts |= gifts_for(coming, ahead)
         newcomers = tuple(record.member for record in coming)
         self._issue(Plan(fence, Start.RECOVER, self._seats([*holders, *coming]), base, gifts, newcomers))
 
@@ -337,11 +347,18 @@ class Coordinator:
         return holders
 
     def _coming(self, current: Plan, members: list[Record]) -> list[Record]:
-        """Who gets a seat beside these members."""
+        """Who gets a seat beside these members, or in place of those that leave."""
+        if not self._is_open(members):
+            return []
+        staying = [record for record in members if not record.is_going]
         coming = self._surveys.admitted(
-            self.census.coming(current), members, self.records.values(), self.standing.term, self._now
+            self.census.coming(current), staying, self.records.values(), self.standing.term, self._now
         )
-        return coming[: max(0, self.settings.most - len(members))]
+        return coming[: max(0, self.settings.most - len(staying))]
+
+    def _is_open(self, members: list[Record]) -> bool:
+        """Whether others may join these now: where leases are done, not between the operations of an epoch's end."""
+        return not self.standing.leased or all(record.report.joinable for record in members)
 
     def _gather(self) -> None:
         """Found the run when enough members are ready."""
@@ -414,7 +431,8 @@ class Coordinator:
             return
         newest = max(record.report.applied for record in holders)
         self._note("adopted", None, f"{len(holders)} members hold the state, up to operation {newest}")
-        plan = Plan(self.standing.newest, Start.RECOVER, self._seats(holders), newest)
+        last = max(record.report.plan for record in holders)
+        plan = Plan(last, Start.RECOVER, self._seats(holders), newest)
         founded = max(1, self.standing.founded)
         self._keep(current=plan, fence=self.standing.newest + 1, founded=founded, reached=newest)
         self._recover()
@@ -443,7 +461,7 @@ class Coordinator:
         if pending is not None:
             if not self.census.any_has_fallen(pending):
                 return
-            self._blame(pending, current)
+            self._blame(pending, [record for record in self.census.of(pending) if current.rank_of(record.member) < 0])
             if not self._withdrawals.may_go_on(current, self.census.of(pending), self._now):
                 return
         elif not self.census.all_work_in(current):
@@ -452,22 +470,20 @@ class Coordinator:
             self._drop_straggler(current)
         self._change(current, withdrawn=pending is not None)
 
-    def _blame(self, pending: Plan, current: Plan) -> None:
-        """The switch cannot be made. A newcomer that lives but cannot be reached goes; one that complains of a member
-        goes when it does so of the next switch too. Whoever is dying is found out anyway, and nobody is to blame for
-        that. While answers are waited for, this is looked at again and again."""
-        for record in self.census.of(pending):
-            if record.fate is not None or record.report.broken != pending.generation:
+    def _blame(self, plan: Plan, newcomers: Sequence[Record]) -> None:
+        """The group of a plan cannot be formed. A newcomer that lives but cannot be reached goes; one that complains of
+        a member goes when it does so of the next plan too. Whoever is dying is found out anyway, and nobody is to blame
+        for that. While answers are waited for, this is looked at again and again."""
+        for record in self.census.of(plan):
+            if record.fate is not None or record.report.broken != plan.generation:
                 continue
             for name in record.report.suspects:
                 suspect = self.records.get(name)
                 if suspect is None or suspect.fate is not None or not suspect.connected:
                     continue
-                if current.rank_of(name) < 0:
+                if suspect in newcomers:
                     self._end(suspect, Fate.EVICTED, f"{UNREACHABLE}: member {record.member} cannot")
-                elif current.rank_of(record.member) < 0 and self._conflicts.are_repeated_in(
-                    pending.generation, record.member, name
-                ):
+                elif record in newcomers and self._conflicts.are_repeated_in(plan.generation, record.member, name):
                     self._end(record, Fate.EVICTED, f"{UNREACHABLE}: it cannot reach member {name}")
 
     def _drop_straggler(self, current: Plan) -> None:
@@ -489,24 +505,24 @@ class Coordinator:
                 self._keep(pending=None)
             return
         staying = self.census.staying(current)
-        coming = self._coming(current, staying)
-        if self.standing.leased and not all(record.report.joinable for record in staying):
-            coming = []
+        coming = self._coming(current, staying or self.census.of(current))
         if not staying and coming and not self.standing.halting:
             staying = self.census.of(current)  # they hand over first, and go with the next
         if not staying and not self.standing.halting:
+            if self.census.coming(current) and not self._is_open(self.census.of(current)):
+                return  # they hand over when they are at leases again
             self._wind_down("all members were asked to leave")
         if not staying or (len(staying) == len(current.members) and not coming):
+            if withdrawn:
+                self._keep(pending=None)
+            return
+        if self._withdrawals.is_too_early([*staying, *coming], self._now):
             if withdrawn:
                 self._keep(pending=None)
             return
         if self.standing.leased:  # where there is no step, there is no header to agree on a switch in
             self._keep(fence=self.standing.newest + 1)
             self._recover()
-            return
-        if self._withdrawals.is_too_early([*staying, *coming], self._now):
-            if withdrawn:
-                self._keep(pending=None)
             return
         gifts = gifts_for(coming, staying)
         generation = self.standing.newest + 1
@@ -572,8 +588,11 @@ class Coordinator:
         for record in self.census.alive:
             current, holds = self.standing.current, record.report.applied > NOTHING
             if self.plan_of(record.member) is None and ((holds and current is not None) or record.is_going):
-                if founding.holders([record]) and current is not None and not record.is_going:
-                    late = f"it came with operation {record.report.applied} when the run had gone on without it"
+                is_holder = bool(founding.holders([record]))
+                if is_holder and current is None and not self.standing.founded:
+                    continue  # the journal is lost, and the run goes on from it first
+                if is_holder and current is not None and not record.is_going:
+                    late = f"it came with operation {record.report.applied} when {founding.GONE_ON}"
                     self._end(record, Fate.EVICTED, late)  # it comes back as another
                     continue
                 self._end(record, Fate.RELEASED, "left the run")
@@ -610,7 +629,10 @@ class Coordinator:
         self._actions += self._speech.to_agent(agent, self._agents, self.records.values(), self.standing, asked=asked)
 
     def _grant(self, asked: Sequence[str]) -> None:
-        self._actions += [TellLeases(grant) for grant in self._desk.grants(self.standing.term, asked)]
+        grants = self._desk.grants(self.standing.term, asked)
+        if any(grant.is_finished for grant in grants):
+            self._keep_leases()  # a coordinator that comes back must not say anything else
+        self._actions += [TellLeases(grant) for grant in grants]
 
     # -- remembering -------------------------------------------------------------------------------------------------
 

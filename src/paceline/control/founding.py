@@ -13,6 +13,8 @@ from paceline.control.coordinator_events import Standing
 from paceline.control.messages import NOTHING, Introduction, Phase, Report
 from paceline.control.roster import Record
 
+GONE_ON = "the run had gone on without it"  # why one that holds a state is evicted
+
 
 class Forgotten(NamedTuple):
     """From where a coordinator goes on that has forgotten at least this: its next term, and the newest generation."""
@@ -24,14 +26,12 @@ class Forgotten(NamedTuple):
 def forgotten(report: Report, standing: Standing, *, is_known: bool) -> Forgotten | None:
     """What a report proves to be forgotten. A generation is remembered before anybody hears of it, and so is a member;
     who was told of others has heard them from a coordinator whose journal is lost."""
-    was_known = not is_known and report.introduction is None and report.phase is not Phase.BUILDING
-    if (
-        report.plan <= standing.newest
-        and report.term <= standing.term
-        and not (was_known and report.term >= standing.term)
-    ):
+    has_introduced_itself = report.introduction is None and report.phase is not Phase.BUILDING and report.term > 0
+    is_proof = has_introduced_itself and not is_known
+    if report.plan <= standing.newest and report.term <= standing.term and not is_proof:
         return None
-    return Forgotten(max(report.term, standing.term) + 1, max(report.plan, standing.newest))
+    term = standing.term if report.term < standing.term else report.term + 1
+    return Forgotten(term, max(report.plan, standing.newest))
 
 
 def holds(report: Report) -> bool:

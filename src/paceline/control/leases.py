@@ -68,7 +68,8 @@ class LeaseGrant(msgspec.Struct, frozen=True):
 
 
 class Desk:
-    """The coordinator's side. `remembered` is (epoch, prefix) of an earlier coordinator."""
+    """The coordinator's side. `remembered` is (epoch, prefix) of an earlier coordinator; all epochs before that one are
+    finished. That an epoch is finished is remembered before anybody hears of it."""
 
     def __init__(self, remembered: tuple[int, int] = (-1, 0)) -> None:
         self.remembered = remembered
@@ -85,7 +86,7 @@ class Desk:
         self._late: dict[str, int] = {}  # workers that ask for an epoch that is over
         self._is_stopped = False
         self._is_cut_short = False
-        self.whole = -1  # the epoch of which all leases were done when it was stopped
+        self.whole = -1  # the last epoch of which all leases were done when it was stopped
 
     @property
     def done(self) -> LeaseSet:
@@ -97,14 +98,15 @@ class Desk:
 
     def stop(self) -> None:
         """Hand out nothing more. An epoch of which all leases are done by then is finished, any other never is, so that
-        all workers end alike; what was under way counts all the same."""
+        all workers end alike; what was under way counts all the same. One that has not heard the workers yet goes by
+        what an earlier one may have told them."""
         if not self._is_stopped:
             self._is_stopped = True
             self._is_cut_short = not self._is_finished()
-            self.whole = -1 if self._is_cut_short else self._epoch
+            self.whole = max(-1, self.remembered[0] - 1, -1 if self._is_cut_short else self._epoch)
 
     def stop_again(self, whole: int) -> None:
-        """As an earlier coordinator did, of which all leases of the epoch `whole` were done then; -1 for none."""
+        """As an earlier coordinator did, of which all leases up to the epoch `whole` were done then; -1 for none."""
         self._is_stopped = self._is_cut_short = True
         self.whole = whole
 
@@ -145,9 +147,8 @@ class Desk:
 
     def _open(self, report: LeaseReport) -> None:
         self._epoch, self._num_leases = report.epoch, report.num_leases
-        self._is_cut_short = self._is_stopped and report.epoch != self.whole
-        prefix = self.remembered[1] if self.remembered[0] == report.epoch else 0
-        self._done = LeaseSet(report.epoch, prefix)
+        self._is_cut_short = self._is_stopped and report.epoch > self.whole
+        self._done = LeaseSet(report.epoch, self._remembered_prefix())
         self._holder.clear()
         self._reports.clear()
         self._granted.clear()
@@ -187,7 +188,6 @@ class Desk:
             for lease, number in self._granted.get(member, {}).items():
                 if not number:
                     self._granted[member][lease] = self._number
-            prefix = self.remembered[1] if self.remembered[0] == self._epoch else 0
             settled = self._done.prefix
             found.append(
                 LeaseGrant(
@@ -197,7 +197,7 @@ class Desk:
                     self._epoch,
                     leases,
                     settled,
-                    prefix,
+                    self._remembered_prefix(),
                     self._is_finished(),
                     self._is_cut_short,
                 )
@@ -271,9 +271,16 @@ class Desk:
         return self._epoch >= 0 and len(self._done) >= self._num_leases and not self._is_cut_short
 
     def to_remember(self) -> tuple[int, int] | None:
-        """(epoch, prefix), if it is more than what is remembered."""
-        now = (self._epoch, self._done.prefix)
+        """(epoch, prefix), if it is more than what is remembered; the next epoch if this one is finished."""
+        now = (self._epoch + 1, 0) if self._is_finished() else (self._epoch, self._done.prefix)
         return now if now > self.remembered else None
+
+    def _remembered_prefix(self) -> int:
+        """Of the epoch that is open."""
+        epoch, prefix = self.remembered
+        if epoch > self._epoch:
+            return self._num_leases
+        return prefix if epoch == self._epoch else 0
 
 
 class Hand:

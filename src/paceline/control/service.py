@@ -110,7 +110,14 @@ class Service:
             self._journal = stack.enter_context(contextlib.closing(Journal(self._folder)))
             remembered = self._journal.remembered()
             self._started = remembered.get(STARTED_KEY, str(time.time()).encode())
-            machine = Coordinator(config.settings, time.monotonic(), remembered, this_host(), is_again=config.is_again)
+            machine = Coordinator(
+                config.settings,
+                time.monotonic(),
+                remembered,
+                this_host(),
+                is_again=config.is_again,
+                born=int(time.time()),
+            )
             self._driver = Driver(machine, self._journal, self._members, self._agents, self._alarm)
             identity = Identity(config.member, pem=config.pem)
             self._endpoint = stack.enter_context(self._listen(identity, remembered))

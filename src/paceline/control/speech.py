@@ -34,6 +34,7 @@ class Speech:
             return []
         record.told = content
         lacks = plan is not None and plan.generation > record.report.plan
+        is_news = bool(placement.ranges) and placement.version > record.report.placement
         directive = Directive(
             term=standing.term,
             number=self._next(),
@@ -44,7 +45,7 @@ class Speech:
             plan=plan if lacks else None,
             leave=record.draining,
             stop=bool(standing.halting),
-            placement=placement if placement.version > record.report.placement else None,
+            placement=placement if is_news else None,
             survey=survey,
         )
         return [Tell(directive)]

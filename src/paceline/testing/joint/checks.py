@@ -29,6 +29,7 @@ class Checks:
         self._began = 0  # the version in which the run was founded, when that was
         self._lost: dict[int, int] = {}  # the epoch that the workers were at when a range was lost
         self._has_rested = False
+        self._newest = 0  # the generation of the last plan that was made
 
     def check(self, holds: bool, text: str) -> None:
         if not holds:
@@ -36,7 +37,7 @@ class Checks:
 
     # -- on the way --------------------------------------------------------------------------------------------------
 
-    def evicted(self, note: Note) -> None:
+    def ended(self, note: Note) -> None:
         """Only who was cut off, stopped or unreachable may be given up: not who lives, and speaks."""
         process = self._world.processes[note.member]
         if "was not heard of" in note.text:
@@ -45,8 +46,27 @@ class Checks:
         elif note.kind == "evicted" and isinstance(process, Worker) and self._world.head.has_no_plan:
             is_worthless = not process.alive or not founding.holds(process.machine.report())
             self.check(is_worthless, f"{note.member} was sent away with a state that no plan speaks of: {note}")
+        elif note.kind == "released" and isinstance(process, Worker):
+            self._released(process, note)
+        if founding.GONE_ON in note.text:
+            machine = self._world.head.machine
+            assert machine is not None
+            last = machine.records[note.member].report.plan
+            self.check(self._newest > last, f"nobody has gone on after generation {last}: {note}")
         elif note.kind == "dead" and "its connections broke" not in note.text:
             self.check(not process.alive, f"{note.member} was taken for dead, but it lives: {note}")
+
+    def _released(self, worker: Worker, note: Note) -> None:
+        """A run goes on, or is over, without who is let go; one of which no plan speaks goes on from who holds it."""
+        head = self._world.head
+        machine = head.machine
+        assert machine is not None
+        if not head.had_plan and not machine.standing.over:
+            is_holder = worker.alive and founding.holds(machine.records[worker.name].report)
+            self.check(not is_holder, f"{note.member} was let go with a state that no plan speaks of: {note}")
+
+    def planned(self, note: Note) -> None:
+        self._newest = int(note.text.split()[1])
 
     def published(self, placement: Placement) -> None:
         world = self._world
@@ -54,8 +74,7 @@ class Checks:
             number for number, one in enumerate(placement.ranges) if one.origin == placement.version > placement.began
         ]
         if lost:
-            is_excused = world.num_replicas == 1 or world.faults.has_lost_several
-            self.check(is_excused, f"ranges {lost} were lost, but no two servers died at a time")
+            self.check(world.num_replicas == 1, f"ranges {lost} were lost, but no two servers died at a time")
             self._lost.update(dict.fromkeys(lost, self._epoch()))
 
     def aimed(self, now: Aim, placement: Placement) -> None:
@@ -90,12 +109,13 @@ class Checks:
 
     def founds(self, standing: Standing) -> None:
         """The coordinator begins the run, or begins it anew: nobody that it could ask may hold a state of it. A journal
-        that is lost is no excuse."""
+        that is lost is no excuse. Who was let go, and has not heard of it, is out: the others went on without it. That
+        nobody is let go whose state the run needs is checked when it is (`_released`)."""
         world, plan = self._world, standing.current
         if plan is None or plan.start is not Start.FOUND:
             return
         for worker in world.living():
-            is_holder = founding.holds(worker.machine.report()) and world.head.counts(worker.name)
+            is_holder = founding.holds(worker.machine.report()) and world.head.counts_now(worker.name)
             if is_holder and not worker.machine.is_dismissed and not world.faults.may_be_silent(worker):
                 raise Violation(f"the run is founded from {plan.base}, but {worker.name} holds {worker.state.applied}")
 

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from paceline.control.coordinator_events import Drain, Halt
+from paceline.control.messages import Start
 from paceline.placement.placement import Placement
 from paceline.server.messages import Request
 from paceline.testing.joint.head import phase_of
@@ -29,14 +30,15 @@ class Faults:
         self._world = world
         draw = world.random
         self.are_over = calm
-        self.has_lost_several = False  # servers, at a time
         self.tried: Counter[tuple[str, str, str]] = Counter()  # by fault, mode and phase of the run
         self._kill_when_complete = False
         self._kill_when_joining = False
+        self._lose_when_joined = False
         self._kill_when_agreed = False
         self._kill_when_answered = self._kill_when_shown = False
         self._kill_when_moving = 0
         self._is_mourning = False  # what a dead server held is not yet on enough others
+        self._doomed: set[str] = set()  # servers that live, and will be dead in a moment
         self._to_evict: set[str] = set()
         self._deaf: dict[str, float] = {}  # until when somebody may be silent through no fault of its own
         self.theme = self._draw_theme()
@@ -72,6 +74,7 @@ class Faults:
         world = self._world
         self.are_over = True
         self._kill_when_complete = self._kill_when_joining = self._kill_when_agreed = False
+        self._lose_when_joined = False
         self._kill_when_answered = self._kill_when_shown = False
         self._kill_when_moving = 0
         world.is_lossy = False
@@ -164,6 +167,20 @@ class Faults:
             self._kill_when_joining = False
             self._world.after(self._world.delay() * 2, self._world.kill, worker, "was killed")
 
+    def _join_and_lose_the_others(self) -> None:
+        """When a newcomer has the state, and has not said so to anybody: it is the only one that knows of it."""
+        self._lose_when_joined = True
+        self._join()
+
+    def joined(self, worker: Worker) -> None:
+        """A newcomer has got the state."""
+        plan = worker.machine.plan
+        if self._lose_when_joined and plan is not None and plan.start is Start.SWITCH:
+            self._lose_when_joined = False
+            self._crash_coordinator()
+            for other in [other for other in self._world.living() if other is not worker]:
+                self._world.kill(other, "was killed")
+
     def _leave(self) -> None:
         self._pick().leave()
 
@@ -216,7 +233,7 @@ class Faults:
 
     def _lose_journal(self) -> None:
         if self._world.head.machine is not None and self._world.head.over is None:
-            self._world.lose_journal()
+            self._world.head.lose_journal()
             self.coordinator_crashed()
 
     def _lose_journal_and_kill_one(self) -> None:
@@ -257,10 +274,10 @@ class Faults:
     # -- servers -----------------------------------------------------------------------------------------------------
 
     def _members(self) -> list[Server]:
-        """The servers that live and are not taken for dead."""
+        """The servers that live, will live, and are not taken for dead."""
         world = self._world
         records = world.head.remembered().records
-        found = [server for server in world.servers.values() if server.alive]
+        found = [server for server in world.servers.values() if server.alive and server.name not in self._doomed]
         return [one for one in found if (record := records.get(one.name)) is None or record.fate is None]
 
     def _may_die(self) -> bool:
@@ -273,11 +290,15 @@ class Faults:
         names = {server.name for server in self._members() if not self.may_be_silent(server)}
         if self._is_mourning:
             records = world.head.remembered().records
-            # Who is about to be evicted is as good as dead, and its fate is not known yet either.
+            # Who is about to be killed or evicted is as good as dead, and its fate is not known yet either.
             are_known = all(
                 name not in records
                 or records[name].fate is not None
-                or (server.alive and not (name in self._to_evict and self.may_be_silent(server)))
+                or (
+                    server.alive
+                    and name not in self._doomed
+                    and not (name in self._to_evict and self.may_be_silent(server))
+                )
                 for name, server in world.servers.items()
             )
             self._is_mourning = not are_known or any(
@@ -314,6 +335,7 @@ class Faults:
         if is_ahead and not self.are_over and self._may_die():
             self._kill_when_answered = self._kill_when_shown = False
             self._is_mourning = True
+            self._doomed.add(server.name)
             self._world.after(self._world.delay() / 4, self._world.kill, server, "was killed")
 
     def _kill_server_and_worker(self) -> None:

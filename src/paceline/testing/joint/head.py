@@ -47,6 +47,7 @@ class Head:
         self.crashes_soon = False  # the next time that something was remembered and not said yet
         self.stops_soon = 0.0  # for so long, the next time that it has looked at its clock
         self.has_lost_journal = False
+        self.had_plan = False  # before the events that it handles
         self._parted: set[str] = set()  # members that were gone when it was lost
         self._founded = 0
         self._choices = Choices(PLAN_AGAIN_S)
@@ -69,7 +70,12 @@ class Head:
         world = self._world
         self._incarnation += 1
         self.machine = world.mutation.coordinator(
-            self.settings, world.now, dict(self.journal), "a", is_again=self._incarnation > 1
+            self.settings,
+            world.now,
+            dict(self.journal),
+            "a",
+            is_again=self._incarnation > 1,
+            born=self._incarnation * 1_000_000,
         )
         self._choices = world.mutation.choices(PLAN_AGAIN_S)
         self._inbox, self._unsaid, self._looks = [], [], False
@@ -139,6 +145,7 @@ class Head:
             count = world.random.randint(1, count)
         batch, self._inbox = self._inbox[:count], self._inbox[count:]
         clock = world.now
+        self.had_plan = self.machine.standing.current is not None
         chosen = self._choices.merge(batch, self._has_line)
         actions = self.machine.handle_all(chosen, clock) if chosen else []
         if actions:
@@ -216,6 +223,11 @@ class Head:
         if record is None and self.has_lost_journal:
             return name not in self._parted
         return record is not None and record.fate in (None, Fate.RELEASED)
+
+    def counts_now(self, name: str) -> bool:
+        """The same, and it was not let go."""
+        record = self.remembered().records.get(name)
+        return self.counts(name) and (record is None or record.fate is None)
 
     @property
     def has_no_plan(self) -> bool:

@@ -56,6 +56,7 @@ _SERVERS = {
 _OF_WORKERS = {
     "deaths": Theme({"kill_at_the_end_of_an_operation": 6, "kill_one": 3, "kill_two": 2, "join": 2}),
     "joins": Theme({"join_two_and_kill_one": 8, "join": 3, "kill_at_the_end_of_an_operation": 3, "leave": 2}),
+    "takeovers": Theme({"join_and_lose_the_others": 6, "join": 2, "kill_one": 1, "crash_coordinator": 1}),
     "partitions": Theme({"part_hosts": 3, "cut_hosts": 2, "cut_pair": 2, "join": 2, "kill_one": 1}),
     "journal": Theme(
         {

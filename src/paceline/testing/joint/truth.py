@@ -77,8 +77,6 @@ class Truth:
         self._bases: dict[int, tuple[int, int]] = {}  # the lineage that a lineage goes on from, and where
         self._agreements: dict[tuple[int, int], int] = {}
         self.checkpoints: list[State] = []
-        self._lineages: dict[int, int] = {}  # by the generation that founded it: its number may be used again
-        self._num_forgotten = 0
 
     def check(self, holds: bool, text: str) -> None:
         if not holds:
@@ -91,7 +89,6 @@ class Truth:
             self.check(known == plan, f"generation {plan.generation} was used for two plans")
             return
         self.plans[plan.generation] = plan
-        self._lineages[plan.generation] = plan.generation + self._num_forgotten * 1_000_000
         if plan.start is not Start.RECOVER:
             return
         lineage = self.lineage_of(plan.generation)
@@ -101,17 +98,9 @@ class Truth:
             del self._digests[key]  # applied by members that are gone, counted by nobody
             self._batches.pop(key, None)
 
-    def forget_after(self, generation: int) -> None:
-        """The journal is lost, and nobody that lives was told of later plans: their numbers may be used again."""
-        for number in [number for number in self.plans if number > generation]:
-            self._num_forgotten += 1
-            del self.plans[number]
-            for key in [key for key in self._agreements if key[0] == number]:
-                del self._agreements[key]
-
     def lineage_of(self, generation: int) -> int:
-        founded = [number for number, plan in self.plans.items() if plan.start is Start.FOUND and number <= generation]
-        return self._lineages[max(founded)]
+        """The generation that founded it."""
+        return max(number for number, plan in self.plans.items() if plan.start is Start.FOUND and number <= generation)
 
     def founded(self, lineage: int, state: State) -> None:
         if state.lineage:
@@ -124,6 +113,12 @@ class Truth:
         self.check(known == state.digest, f"{who} differs from the others after operation {state.applied}")
         if result.batch is not None:
             self._batches[key] = result.batch
+
+    def applied_apart(self, state: State, result: Result) -> None:
+        """One that was given up, and has not heard of it, has applied an operation. It counts if a checkpoint of it is
+        what the run goes on from: its coordinator may be dead, and the others may have left."""
+        if result.batch is not None:
+            self._batches.setdefault((state.lineage, state.applied), result.batch)
 
     def settled(self, who: str, lineage: int, operation: int, digest: int | None) -> None:
         """A member takes an operation for final."""

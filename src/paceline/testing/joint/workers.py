@@ -292,6 +292,7 @@ class Worker(Process):
             self.world.truth.at_clean_point(self.name, self.state)
         self.world.truth.applied(self.name, self.state, Result(self.state.applied, 0, None, False))
         self._has_state()
+        self.world.faults.joined(self)
 
     @property
     def works_since(self) -> float:
@@ -348,6 +349,8 @@ class Worker(Process):
         self._last = result
         if self.world.head.counts(self.name):
             self.world.truth.applied(self.name, self.state, result)
+        else:
+            self.world.truth.applied_apart(self.state, result)
         is_early = action.settled == action.operation
         self.world.truth.settled(self.name, before.lineage, action.settled, (self.state if is_early else before).digest)
         snapshot = self._snapshot

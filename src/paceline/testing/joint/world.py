@@ -288,8 +288,10 @@ class World:
     # -- what the coordinator does -----------------------------------------------------------------------------------
 
     def noted(self, note: Note) -> None:
-        if note.kind in ("evicted", "dead"):
-            self.checks.evicted(note)
+        if note.kind in ("evicted", "dead", "released"):
+            self.checks.ended(note)
+        elif note.kind == "plan":
+            self.checks.planned(note)
 
     def placed(self, placement: Placement) -> None:
         self.checks.published(placement)
@@ -341,8 +343,6 @@ class World:
             for group in list(self._groups.values()):
                 group.leave(process.name, died=True)
         process.died()
-        if self.head.has_lost_journal:
-            self._forget()
         agent = self.agents[process.host]
         agent.child_died(process, how)
         if process.is_server:
@@ -362,19 +362,6 @@ class World:
         for generation, group in list(self._groups.items()):
             if generation < below:
                 group.leave(worker.name, died=False)
-
-    def lose_journal(self) -> None:
-        self.head.lose_journal()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Generations that nobody knows any more, because the journal is lost and all who were told of them are dead,
-        may be used again."""
-        known = max((worker.machine.report().plan for worker in self.living()), default=0)
-        known = max(known, self.head.remembered().standing.newest)
-        self.truth.forget_after(known)
-        for generation in [generation for generation in self._groups if generation > known]:
-            del self._groups[generation]
 
     def leaves_at_end(self, worker: Worker) -> None:
         """Nobody exits before all have acknowledged the end."""

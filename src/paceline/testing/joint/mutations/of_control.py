@@ -13,7 +13,7 @@ from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Event
 from paceline.control.member import Member
 from paceline.control.member_events import Done
-from paceline.control.messages import Directive, Phase, Plan, Report, Verdict
+from paceline.control.messages import NOTHING, Directive, Phase, Plan, Report, Verdict
 from paceline.control.roster import Fate, Record
 from paceline.testing.joint.mutations.mutation import Mutation
 
@@ -121,6 +121,33 @@ class _DismissesHolders(Coordinator):
             self._end(record, Fate.EVICTED, "is of no run that is known here")
 
 
+class _LetsHoldersGo(Coordinator):
+    """Whoever wants to leave before it knows of a plan may."""
+
+    def _release_idle(self) -> None:
+        super()._release_idle()
+        for record in self.census.alive:
+            if record.is_going and self.plan_of(record.member) is None:
+                self._end(record, Fate.RELEASED, "left the run")
+
+
+class _BelievesOnlyWhoWorks(Coordinator):
+    """A switch was made while one works in it; a newcomer that has the state, and whose group broke, proves nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+
+        def has_begun(pending: Plan, current: Plan) -> bool:
+            there = [*self.census.of(current), *self.census.of(pending)]
+            return any(self._works_in(pending, record) for record in there)
+
+        self.census.has_begun = has_begun  # type: ignore[method-assign]
+
+    @staticmethod
+    def _works_in(plan: Plan, record: Record) -> bool:
+        return record.report.generation == plan.generation and record.report.applied > NOTHING
+
+
 class _HearsNobodyFirst(Coordinator):
     """When it comes back and knows of no run, it founds one with whoever speaks first."""
 
@@ -128,7 +155,14 @@ class _HearsNobodyFirst(Coordinator):
         return False
 
 
-class _UsesGenerationsAgain(Coordinator):
+class _CountsFromOneAgain(Coordinator):
+    """When its journal is lost; it learns of higher numbers only from those whom it hears."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "born": 0})
+
+
+class _UsesGenerationsAgain(_CountsFromOneAgain):
     def _on_report(self, report: Report) -> bool:
         return super()._on_report(msgspec.structs.replace(report, plan=min(report.plan, self.standing.newest)))
 
@@ -212,6 +246,24 @@ OF_CONTROL = [
         theme="journal",
         modes=("allreduce",),
         coordinator=_UsesGenerationsAgain,
+    ),
+    Mutation(
+        "takes the word of a newcomer whose group broke for nothing",
+        theme="takeovers",
+        modes=("allreduce",),
+        coordinator=_BelievesOnlyWhoWorks,
+    ),
+    Mutation(
+        "counts from one again when its journal is lost",
+        theme="journal",
+        modes=("allreduce",),
+        coordinator=_CountsFromOneAgain,
+    ),
+    Mutation(
+        "lets go who holds a state that no plan speaks of, and leaves",
+        theme="journal",
+        modes=("allreduce",),
+        coordinator=_LetsHoldersGo,
     ),
     Mutation(
         "keeps its own cost model, whatever the others have",
