@@ -199,10 +199,11 @@ def test_copies_of_what_servers_held_on_the_lost_host_are_saved(tmp_path: Path, 
             assert SERVED_CASE.faults_of_checkpoint(newest(run.folder), leased=leased) == []
 
 
-def test_a_worker_that_was_just_started_halts_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["allreduce", "server"])
+def test_a_worker_that_was_just_started_halts_too(tmp_path: Path, strategy: str) -> None:
     """It waits for its first plan, and has nothing to leave. To start it again and again would help nobody."""
-    with run_over(2, tmp_path) as run:
-        head = run.run("-n", "1")
+    with run_over(2, tmp_path, strategy) as run:
+        head = run.run("-n", "1", *(("--servers", "1") if strategy == "server" else ()))
         wait_until(lambda: 0 in run.ranks(), head)
         guest = run.join(1, "there", "--restarts", "1000")
         wait_until(lambda: len(run.ranks()) == 2, head, guest)
