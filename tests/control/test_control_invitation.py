@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from control_helpers import new_config, serving, training
 
+from paceline.control import invitation
 from paceline.control.client import command
 from paceline.control.invitation import FORGOTTEN_S, PREFIX, Code, Door, Invited, enter
 from paceline.control.ticket import Ticket
@@ -137,6 +139,33 @@ def test_a_code_of_a_run_that_is_gone_says_so() -> None:
     with House() as house:
         code = house.door.invite(60.0, 2).code
     with pytest.raises(AddressError, match=r"leads to nobody.*it has expired"):  # by this machine's clock
+        enter(code, deadline=soon())
+
+
+def test_a_door_that_is_being_opened_again_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator died, and is started again at the same address."""
+    with House() as house:
+        house.now = time.time()
+        code = house.door.invite(60.0, 1).code
+        house.door.close()
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 2:
+                house.door = house.new_door()
+
+        monkeypatch.setattr(invitation.time, "sleep", pause)
+        assert enter(code, deadline=soon()) == house.ticket
+        assert len(pauses) == 2
+
+
+def test_a_door_that_stays_shut_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invitation, "NOBODY_S", 0.3)
+    with House() as house:
+        house.now = time.time()
+        code = house.door.invite(60.0, 1).code
+    with pytest.raises(AddressError, match=r"leads to nobody.*is the run still going on"):
         enter(code, deadline=soon())
 
 

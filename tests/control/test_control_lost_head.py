@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.control.lost_head import Move, Sight, decide
+from paceline.control.lost_head import DESERTED_S, Move, Sight, decide, is_deserted
 from paceline.testing.joint import Violation, World
 from paceline.testing.joint.mutations import SOUND, Mutation
 
@@ -65,3 +65,9 @@ def test_a_worker_that_decides_otherwise_is_seen(halts: object, hosts: str, free
     mutation = Mutation("decides otherwise", halts=halts)  # type: ignore[arg-type]
     with pytest.raises(Violation):  # in every schedule
         lose_head(3, hosts, freezes=freezes, mutation=mutation)
+
+
+def test_a_server_is_deserted_when_neither_coordinator_nor_workers_were_there_for_long() -> None:
+    assert is_deserted(unheard_s=DESERTED_S, alone_s=DESERTED_S)
+    assert not is_deserted(unheard_s=10 * DESERTED_S, alone_s=0.0), "workers go on while a coordinator stands still"
+    assert not is_deserted(unheard_s=0.0, alone_s=10 * DESERTED_S), "workers are yet to come"

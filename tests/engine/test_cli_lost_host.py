@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -198,10 +199,11 @@ def test_copies_of_what_servers_held_on_the_lost_host_are_saved(tmp_path: Path, 
             assert SERVED_CASE.faults_of_checkpoint(newest(run.folder), leased=leased) == []
 
 
-def test_a_worker_that_was_just_started_halts_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["allreduce", "server"])
+def test_a_worker_that_was_just_started_halts_too(tmp_path: Path, strategy: str) -> None:
     """It waits for its first plan, and has nothing to leave. To start it again and again would help nobody."""
-    with run_over(2, tmp_path) as run:
-        head = run.run("-n", "1")
+    with run_over(2, tmp_path, strategy) as run:
+        head = run.run("-n", "1", *(("--servers", "1") if strategy == "server" else ()))
         wait_until(lambda: 0 in run.ranks(), head)
         guest = run.join(1, "there", "--restarts", "1000")
         wait_until(lambda: len(run.ranks()) == 2, head, guest)
@@ -226,3 +228,42 @@ def test_workers_that_cannot_gather_what_servers_held_say_so(tmp_path: Path) -> 
         assert "what this worker holds could not be saved" in output
         assert "nothing could be saved on this machine" in output
         assert "paceline run --resume" not in output
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_a_guest_with_servers_only_serves_who_saves_and_then_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: bool
+) -> None:
+    """One host has workers, another one a server, which has the only copy that is left."""
+    with Netlab(3) as lab, contextlib.closing(Run(lab, tmp_path, "server/sync/", text=SERVED)) as run:
+        monkeypatch.setenv("PYTHONPATH", with_short_patience(tmp_path))
+        head = run.run("-n", "1", *REPLICATED)
+        here = wait_until(lambda: run.ranks().get(0), head).agent
+        code = run.command("invite", "--uses", "2").split()[-1]
+        servers = run.start(lab.hosts[2], "join", code, "--folder", str(tmp_path / "far"), "-n", "0", "--servers", "2")
+        guest = run.start(lab.hosts[1], "join", code, "--folder", str(tmp_path / "there"), *run.script)
+        wait_until(lambda: len(run.ranks()) == 2, head, guest, servers)
+        num_ranges = sum(row.ranges for row in run.members())
+        wait_until(lambda: num_copies(run, here) == num_ranges, head, guest, servers)
+        wait_until(lambda: sum(row.backups for row in run.members()) == num_ranges, head, guest, servers)
+        reached = run.steps()
+        wait_until(lambda: run.steps() > reached + 10, head, guest, servers)
+        if cuts:
+            lab.hosts[0].cut()  # so that nobody tells the other hosts of these deaths
+        kill_all(pids_on(lab.hosts[0]))
+        recorded = run.steps()
+        assert "paceline run --resume" in finish(guest, HALTED)
+        held = newest(tmp_path / "there" / "counted")
+        assert SERVED_CASE.faults_of_checkpoint(held, leased=False) == []
+        assert held.operation >= recorded
+        output = finish(servers, HALTED)
+        assert "there were servers only on this machine" in output
+        assert "paceline run --resume" not in output
+
+
+def with_short_patience(place: Path) -> str:
+    """A path of modules for processes that do not wait as long for a lost host as people would."""
+    inside = place / "inside"
+    inside.mkdir()
+    (inside / "sitecustomize.py").write_text("from paceline.control import lost_head\nlost_head.DESERTED_S = 15.0\n")
+    return os.pathsep.join(filter(None, (str(inside), os.environ.get("PYTHONPATH", ""))))

@@ -9,7 +9,7 @@ from engine_driver import KILLED, Driver, sent, starts
 
 from paceline.control.coordinator_events import Settings
 from paceline.control.messages import AgentDirective
-from paceline.engine.base import START_AGAIN
+from paceline.engine.base import HALTED, START_AGAIN
 from paceline.engine.events import (
     Asked,
     AskHalt,
@@ -300,6 +300,13 @@ def test_a_guest_may_have_servers_only() -> None:
     lost.open_all()
     assert sent(lost.tell(Orphaned())) == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
 
+    deserted = guest()
+    deserted.open_all()
+    assert sent(deserted.tell(Exited(0, HALTED))) == [(1, signal.SIGTERM)]
+    deserted.tell(Exited(1, KILLED))
+    assert deserted.machine.outcome is not None
+    assert deserted.machine.outcome[:2] == (Result.HALTED, HALTED)
+
     failed = guest()
     failed.open_all()
     failed.tell(AgentDirective(1, 1, "agent", (), True, "ValueError: a fault", failed=True))
@@ -307,6 +314,13 @@ def test_a_guest_may_have_servers_only() -> None:
     failed.tell(Exited(1, 0))
     assert failed.machine.outcome is not None
     assert failed.machine.outcome[:2] == (Result.FAILED, 1)
+
+
+def test_a_server_that_halts_where_workers_live_is_started_again() -> None:
+    """Whether the coordinator is gone is for the workers to say."""
+    driver = at_work(owns_coordinator=False)
+    assert sent(driver.tell(Exited(S0, HALTED))) == []
+    assert starts(driver.tell(Tick(), 0.5)) == [S0]
 
 
 # -- what may be asked for -------------------------------------------------------------------------------------------

@@ -111,8 +111,10 @@ def _join(code: str, command: tuple[str, ...], rules: Rules, root: Path, capacit
         return outcome.code
 
 
-def _resume_command(folder: Path, address: str, rules: Rules, replicas: int, script: list[str]) -> list[str]:
+def _resume_command(folder: Path, address: str, rules: Rules, replicas: int, script: list[str]) -> list[str] | None:
     """What makes this machine the run's host, from what its workers left; with as many copies as it has servers for."""
+    if not rules.workers:
+        return None
     where = ["--folder", str(folder.parent), "--name", folder.name, "--host", address]
     copies = str(min(replicas, rules.servers))
     servers = ["--servers", str(rules.servers), "--replicas", copies] if rules.servers else []

@@ -44,6 +44,8 @@ PORT_KEY = "door port"
 FORGOTTEN_S = 7 * 24 * 3600.0  # until then an expired invitation is answered as such
 MAX_VALID_S = 30 * 24 * 3600.0
 VISIT_S = 10.0
+NOBODY_S = 5.0  # a coordinator that died is back by then
+NOBODY_PAUSE_S = 0.2
 
 _ROOM = "door"
 _AGAIN = "ask for a new one: paceline invite, where the run was started"
@@ -203,11 +205,11 @@ class Door:
 
 
 def enter(text: str, *, deadline: Deadline) -> Ticket:
-    """Show a CODE at the door that it leads to; the ticket to the run."""
+    """Show a CODE at the door that it leads to; the ticket to the run. Where nobody answers, the coordinator may be on
+    its way back: it is tried again for `NOBODY_S`."""
     code = Code.decode(text)
-    mine = Credentials(Identity(), code.secret, "guest")
     try:
-        connection = dial(mine, code.address, _ROOM, deadline=deadline, tls=code.tls, pin=code.fingerprint)
+        connection = _knock(code, deadline)
     except AddressError as error:
         late = code.expires < time.time()
         remedy = f"it has expired, {_AGAIN}" if late else "is the run still going on, and this machine in its network?"
@@ -224,6 +226,18 @@ def enter(text: str, *, deadline: Deadline) -> Ticket:
     if answer.ticket is None:
         raise HandshakeRefused(f"{answer.refusal}; {_AGAIN}")
     return answer.ticket
+
+
+def _knock(code: Code, deadline: Deadline) -> Connection:
+    mine = Credentials(Identity(), code.secret, "guest")
+    ends_at = time.monotonic() + min(NOBODY_S, deadline.remaining_s())
+    while True:
+        try:
+            return dial(mine, code.address, _ROOM, deadline=deadline, tls=code.tls, pin=code.fingerprint)
+        except AddressError:
+            if time.monotonic() + NOBODY_PAUSE_S > ends_at or code.expires < time.time():
+                raise
+            time.sleep(NOBODY_PAUSE_S)
 
 
 def _hash(token: bytes) -> bytes:

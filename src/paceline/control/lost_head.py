@@ -1,6 +1,6 @@
 """What a member does about a coordinator that is not heard of any more, with its host perhaps: pure rules.
 
-`paceline.train.halting` acts on them.
+`paceline.train.halting` acts on them for a worker, `paceline.server.member` for a server.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from typing import NamedTuple
 from paceline.control.messages import Plan
 
 WORKING_PATIENCE_S = 600.0  # of a group that works, with workers on the coordinator's host
+DESERTED_S = 60.0  # of a server: longer than a worker is away that saves what it holds
+
+# A process that ends with this code does so because the coordinator is gone for good. What a worker holds it has left
+# on its host.
+HALTED = 76
 
 
 class Move(Enum):
@@ -40,6 +45,12 @@ def decide(sight: Sight, patience_s: float) -> Move:
     if sight.is_with_head and not sight.is_asked and sight.unheard_s < WORKING_PATIENCE_S:
         return Move.WAIT  # the host lives; its agent brings the coordinator back
     return Move.STOP
+
+
+def is_deserted(unheard_s: float, alone_s: float) -> bool:
+    """Whether nobody will need a server of a joined host any more: neither the coordinator was heard of for long, nor
+    was any worker there. Workers that save what they hold need it until they have ended."""
+    return unheard_s >= DESERTED_S and alone_s >= DESERTED_S
 
 
 def has_seat_on(plan: Plan | None, host: str) -> bool:

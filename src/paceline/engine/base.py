@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from paceline.control.lost_head import HALTED as HALTED
 from paceline.control.messages import Vitals
 from paceline.errors import PacelineError
 
 # A worker that ends with this code wants to be started again: it made no mistake, the run went on without it.
 START_AGAIN = 75
-# One that ends with this code has left what it holds on this host, because the coordinator is gone for good.
-HALTED = 76
 # `paceline run` ends with this code where the run came to its end, but without updates that were lost for good.
 LOST = 77
 

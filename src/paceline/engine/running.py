@@ -214,8 +214,11 @@ def find_lost(place: Place) -> str:
         return ""
 
 
-def report(outcome: Outcome, explanation: list[str], place: Place, resume: Sequence[str] = (), lost: str = "") -> None:
-    """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here."""
+def report(
+    outcome: Outcome, explanation: list[str], place: Place, resume: Sequence[str] | None = (), lost: str = ""
+) -> None:
+    """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here; None if
+    no worker was here that could have left anything."""
     if outcome.result is Result.ENDED and not lost and not outcome.missing:
         return
     if outcome.result is Result.ENDED:
@@ -240,7 +243,9 @@ def without(missing: Sequence[str]) -> str:
     return f"ended without {workers} that it was asked to have: {'; '.join(missing)}"
 
 
-def _how_to_go_on(place: Place, resume: Sequence[str]) -> list[str]:
+def _how_to_go_on(place: Place, resume: Sequence[str] | None) -> list[str]:
+    if resume is None:
+        return ["there were servers only on this machine: go on where workers saved what they held, and join again"]
     found = names.find(place.folder / names.FOLDER)
     if not found:
         return ["nothing could be saved on this machine; the lines above say why"]

@@ -11,7 +11,8 @@ process that a signal ends in that time leaves it open for `doubt_s` which of th
 Servers are there for the workers, of this host and of others: they say nothing of what the script is, and what becomes
 of them decides nothing here. They live as long as the run does, also where no worker of this agent is left; after its
 end they have `farewell_s` to end by themselves. Those of a plain script end with it. An agent may have joined a run
-with servers alone; then there is no script that could be plain.
+with servers alone; then there is no script that could be plain. Only where no worker is left, a server that halts says
+for all that the coordinator is gone.
 
 Invariants
 - Nothing is started once the run is over, asked to end, or failed; nothing that exited with 0, or that was asked to
@@ -170,7 +171,7 @@ class Supervisor:
         lived_s = self._now - slot.since
         if slot.num_starts == 1 and code > 0 and code != START_AGAIN and lived_s < self.rules.settled_s:
             slot.first_failed = True
-        if code == HALTED and not slot.is_server and self.stage is Stage.WORKING:
+        if code == HALTED and self.stage is Stage.WORKING and (self.is_spent or not slot.is_server):
             self._halt_here("the coordinator is not heard of any more; is its host still there?")
         if self.stage is not Stage.WORKING or code == 0 or slot.kill_at is not None or slot.lost:
             slot.state = State.FINAL

@@ -66,6 +66,7 @@ def _serve(ticket: Ticket, parent: int) -> int:
             if _asked_to_leave.is_set():
                 process.leave()
             process.tell()
+            process.check_deserted()
         return process.exit_code()
     finally:
         process.close()

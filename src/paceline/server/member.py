@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import paceline
+from paceline.control import lost_head
 from paceline.control.client import MemberClient
 from paceline.control.member_events import Adopt, Exit, Fail, Leave, Ready
 from paceline.control.messages import Introduction, Verdict
@@ -33,6 +34,8 @@ class ServerProcess:
         identity = Identity()
         credentials = Credentials(identity, ticket.secret, "server")
         self.verdict: Exit | None = None
+        self._is_guest = ticket.guest
+        self._has_halted = False
         self._decided = threading.Event()
         self._endpoint = Endpoint(credentials, host=own_address(ticket.host, ticket.address), tls=ticket.tls)
         self._service = Service(self._endpoint, self.tell, self._failed)
@@ -77,6 +80,19 @@ class ServerProcess:
         if self._client is not None:
             self._client.post(Served(self._service.serving()))
 
+    def check_deserted(self) -> None:
+        """End if the host of the run is lost, and whoever needed this server is gone too."""
+        if not self._is_guest or self._client is None or self.verdict is not None:
+            return
+        unheard_s, alone_s = self._client.unheard_s(), self._service.alone_s()
+        if lost_head.is_deserted(unheard_s, alone_s):
+            self._has_halted = True
+            self.verdict = Exit(
+                Verdict.EVICTED,
+                f"the coordinator has not been heard of for {unheard_s:.0f} s, and no worker is there",
+            )
+            self._decided.set()
+
     def leave(self) -> None:
         if self._client is not None:
             self._client.post(Leave())
@@ -88,6 +104,8 @@ class ServerProcess:
     def exit_code(self) -> int:
         assert self.verdict is not None
         logger.info("this server ends: %s", self.verdict.reason)
+        if self._has_halted:
+            return lost_head.HALTED
         return 0 if self.verdict.verdict is Verdict.RELEASED else FAILED
 
     def close(self) -> None:

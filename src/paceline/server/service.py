@@ -75,6 +75,8 @@ class Service:
         self._memories = Memories()
         self._feeders: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
+        self._num_workers = 0  # connections of workers
+        self._alone_since = time.monotonic()  # where there is none
         self._meter = Meter(time.monotonic)
         self._num_updates = 0
         self._staleness = [0] * NUM_BUCKETS
@@ -116,14 +118,22 @@ class Service:
                 dict(measured.costs),
             )
 
+    def alone_s(self) -> float:
+        """How long no worker has been connected."""
+        with self._changed:
+            return 0.0 if self._num_workers else time.monotonic() - self._alone_since
+
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def _welcome(self, connection: Connection, visitor: Visitor) -> None:
+        is_worker = visitor.role == "worker"
         with self._changed:
             if self._is_closed:
                 connection.close()
                 return
             self._connections.add(connection)
+            self._num_workers += is_worker
+        connection.notice_dead_path(ANSWER_S)  # one whose host is lost sends no word of its end
         postbox = Postbox(connection, self._memories)
         try:
             while True:
@@ -140,6 +150,8 @@ class Service:
             postbox.close()
             with self._changed:
                 self._connections.discard(connection)
+                self._num_workers -= is_worker
+                self._alone_since = time.monotonic() if is_worker else self._alone_since
 
     def _handle(self, postbox: Postbox, letter: Letter, visitor: Visitor) -> None:
         deadline = Deadline(ANSWER_S, f"answering {postbox.connection.peer}")
@@ -232,6 +244,7 @@ class Service:
     def _feed(self, server: str) -> None:
         """Bring one replica everything that the keeper has for it, in order, until it is none any more."""
         sent = 0
+        complaint = ""
         postbox: Postbox | None = None
         while True:
             batch = self._next_batch(server, sent)
@@ -241,8 +254,11 @@ class Service:
                 if postbox is None:
                     postbox = self._dial(server)
                 sent = self._send_batch(postbox, server, batch)
+                complaint = ""
             except Exception as error:  # whatever it is: who waits for this replica waits for ever without a feeder
                 level = logging.INFO if isinstance(error, PacelineError) else logging.ERROR
+                level = logging.DEBUG if str(error) == complaint else level  # who is gone is tried until it is known
+                complaint = str(error)
                 logger.log(level, "feeding %s: %s", server, error, exc_info=level == logging.ERROR)
                 if postbox is not None:
                     postbox.close()

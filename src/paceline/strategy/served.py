@@ -398,7 +398,8 @@ class Served:
         """The coordinator is gone for good. From now on a full state is what the servers that are left have, with the
         step that this worker was about to make, whose number this is; 0 if there is none."""
         self._is_orphaned = True
-        self.client.hang_up()
+        if self._client is not None:  # else this worker was being started, and holds nothing
+            self._client.hang_up()
         return self._making.step if self._making is not None else 0
 
     def _gather(self) -> dict[str, Any]:

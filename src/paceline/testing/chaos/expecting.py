@@ -25,6 +25,9 @@ HALT_S = 75.0  # until hosts that do not hear the coordinator any more have ende
 
 INTERRUPTED = 128 + 15
 
+# After these, a command that was about to join the run does not find it, or not for long.
+SHUTS_THE_DOOR = frozenset({Kind.CUT, Kind.ONEWAY, Kind.PARTIAL, Kind.AGENT, Kind.HEAD, Kind.RESUME, Kind.TERM})
+
 
 @dataclass(frozen=True)
 class Injury:

@@ -118,6 +118,8 @@ def _act_all(stage: Stage, played: Played) -> None:
 
 def _act(stage: Stage, fault: Fault, played: Played) -> None:
     _wait_somebody(stage)
+    if fault.kind in expecting.SHUTS_THE_DOOR:
+        _wait_entered(stage)
     if expecting.takes_servers(stage.schedule, fault) and stage.schedule.replicas > 1:
         _wait_placed(stage)
     began = time.monotonic()
@@ -141,6 +143,11 @@ def _wait_somebody(stage: Stage) -> None:
 
     if stage.schedule.faults and not any(one.ended > time.monotonic() for one in stage.injuries):
         stage.wait_until(is_somebody, expecting.START_S, "a worker at work again")
+
+
+def _wait_entered(stage: Stage) -> None:
+    """Until whoever joins is inside: a command that finds no run is right to say so and to end."""
+    stage.wait_until(lambda: not stage.entering(), expecting.START_S, "those who join to be inside")
 
 
 def _wait_placed(stage: Stage) -> None:

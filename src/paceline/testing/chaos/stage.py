@@ -274,6 +274,12 @@ class Stage:
         parents = {worker.pid for worker in self.living()}
         return sorted(pid for pid in self.processes() if parent_of(pid) in parents)
 
+    def entering(self) -> list[Command]:
+        """Those who join and have started nothing yet."""
+        parents = {parent_of(pid) for pid in self.processes()}
+        joins = (command for command in self.commands if command.words[0] == "join" and command.is_alive)
+        return [command for command in joins if command.process.pid not in parents]
+
     @property
     def run(self) -> Command:
         """The last `paceline run`."""
