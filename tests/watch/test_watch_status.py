@@ -18,9 +18,11 @@ from watch_samples import EPOCH, START, Writer, a_whole_run, step, writing
 
 from paceline.control.folder import LOCK_FILE
 from paceline.control.journal import JournalError
+from paceline.control.messages import Start
 from paceline.control.reader import RunReader, StepRecord
 from paceline.watch import status
 from paceline.watch.look import QUIET_S, look_at, speed
+from paceline.watch.summary import summarise
 
 
 def drawn(reader: RunReader, width: int = 120) -> str:
@@ -172,3 +174,16 @@ def test_a_folder_without_a_run_is_an_error_with_a_remedy(tmp_path: Path) -> Non
     with status.open_run(tmp_path / "digits") as reader:
         assert status.as_json(reader)["run"]["state"] == "gathering"
         assert status.as_json(reader)["run"]["elapsed_s"] == pytest.approx(time.time() - START, abs=60)
+
+
+def test_a_last_state_that_is_not_saved_is_shown_until_the_run_goes_on(tmp_path: Path) -> None:
+    with writing(tmp_path) as writer:
+        ended(writer)
+        writer.event("not saved", "aaaaaaaaaaaaaaaa", "the state after operation 8 is in no checkpoint")
+        with RunReader(tmp_path) as reader:
+            assert status.as_json(reader)["run"]["not_saved"] == "the state after operation 8 is in no checkpoint"
+            assert "\nnot saved: the state after operation 8 is in no checkpoint" in drawn(reader)
+            assert "not saved: the state after operation 8 is in no checkpoint" in summarise(reader)
+        writer.plan("aaaaaaaaaaaaaaaa", start=Start.FOUND, base=4)
+        with RunReader(tmp_path) as reader:
+            assert status.as_json(reader)["run"]["not_saved"] is None

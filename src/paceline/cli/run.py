@@ -143,7 +143,6 @@ def _run(
     script: list[str],
 ) -> int:
     from paceline.engine import folders, running
-    from paceline.engine.base import LOST
     from paceline.engine.local import Job
     from paceline.engine.stores import Stores, check_backend
 
@@ -164,6 +163,6 @@ def _run(
             life = stack.enter_context(running.Lifetime(place, display))
             outcome = life.host(hosting, running.local_engine(job, place.logs, stores.attach))
             explanation = life.explanation(outcome)
-        lost = running.find_lost(place)
-        running.report(outcome, explanation, place, resume_words, lost)
-        return LOST if lost and not outcome.code else outcome.code
+        shortfall = running.find_shortfall(place)
+        running.report(outcome, explanation, place, resume_words, shortfall)
+        return running.code_of(outcome, shortfall)

@@ -30,7 +30,7 @@ from paceline.custody import names
 from paceline.custody.depot import Depot
 from paceline.engine import causes, shipping
 from paceline.engine.agent import Agent
-from paceline.engine.base import Engine, Process
+from paceline.engine.base import LOST, UNSAVED, Engine, Process
 from paceline.engine.child import CoordinatorChild, ticket_of
 from paceline.engine.events import Outcome, Result
 from paceline.engine.folders import Place
@@ -41,6 +41,8 @@ from paceline.engine.speeds import Capacity
 from paceline.engine.supervisor import Supervisor
 from paceline.engine.terminal import Terminal
 from paceline.engine.warden import Warden
+from paceline.watch import losses as shortfalls
+from paceline.watch.losses import Shortfall
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
@@ -200,23 +202,31 @@ def local_engine(job: Job, logs: Path, attach: Attach | None = None) -> MakeEngi
     return make
 
 
-def find_lost(place: Place) -> str:
-    """What the run has lost for good, in words; empty if nothing."""
-    from paceline.watch.losses import find_lost as find
-
+def find_shortfall(place: Place) -> Shortfall:
     if not (place.folder / DATABASE).exists():
-        return ""  # a script without a session has nothing to lose
+        return Shortfall()  # a script without a session has nothing to lose
     try:
         with RunReader(place.folder) as reader:
-            return str(find(reader) or "")
+            return shortfalls.find_shortfall(reader)
     except JournalError as error:
         logger.warning("whether anything was lost cannot be said: %s", error)
-        return ""
+        return Shortfall()
 
 
-def report(outcome: Outcome, explanation: list[str], place: Place, resume: Sequence[str] = (), lost: str = "") -> None:
+def code_of(outcome: Outcome, shortfall: Shortfall) -> int:
+    """The exit code of the command; one that has another reason to be no 0 keeps it."""
+    return outcome.code or (LOST if shortfall.lost else UNSAVED if shortfall.unsaved else 0)
+
+
+def report(
+    outcome: Outcome,
+    explanation: list[str],
+    place: Place,
+    resume: Sequence[str] = (),
+    shortfall: Shortfall = Shortfall(),
+) -> None:
     """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here."""
-    if outcome.result is Result.ENDED and not lost and not outcome.missing:
+    if outcome.result is Result.ENDED and not any(shortfall) and not outcome.missing:
         return
     if outcome.result is Result.ENDED:
         how = without(outcome.missing) if outcome.missing else "has ended"
@@ -229,8 +239,7 @@ def report(outcome: Outcome, explanation: list[str], place: Place, resume: Seque
         lines = [f"paceline: the run {place.name} was interrupted"]
         if resume and (found := names.find(place.folder / names.FOLDER)):
             lines += [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
-    if lost:
-        lines.append(f"lost: {lost}")
+    lines += shortfall.lines
     with contextlib.suppress(OSError):
         print("\n".join([*lines, f"logs: {place.logs}"]), file=sys.stderr, flush=True)
 

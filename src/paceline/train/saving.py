@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.checkpoint import CheckpointError, Contents, Keeper
-from paceline.checkpoint.pending import Pending
+from paceline.checkpoint.pending import Pending, Stage
 from paceline.control.messages import NOTHING
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
@@ -72,6 +72,7 @@ class Saver:
         self._last: Pending | None = None
         self._last_time = time.monotonic()
         self.last_operation = NOTHING
+        self._owed = NOTHING  # the operation of the end, whose state must be in a checkpoint
         self._last_done = 0
 
     @property
@@ -136,7 +137,11 @@ class Saver:
     def take(self, contents: Contents, *, score: float | None = None, wait: bool = False) -> None:
         """Snapshot the state of a clean point; one that has a score is not skipped while an older one gets on. That of
         the end waits for as long as it takes."""
-        if self._folder is None or contents.operation == self.last_operation or self._is_in_vain():
+        if self._folder is None:
+            return
+        if wait:
+            self._owed = contents.operation
+        if contents.operation == self.last_operation or self._is_in_vain():
             return
         if self._keeper is None:
             settings = self._settings
@@ -189,6 +194,17 @@ class Saver:
         ends_at = time.monotonic() + (WRITING_S if self._source.is_near else SENDING_S)
         while not wait(_SLICE_S) and time.monotonic() < ends_at and not self._is_in_vain():
             pass
+
+    def unsaved(self) -> str:
+        """Why the state of the end is in no checkpoint, in words; empty if it is in one. Asked after `close`, which may
+        still have published it."""
+        last = self._last if self._last is not None and self._last.operation == self._owed else None
+        if self._owed == NOTHING or self._is_in_vain() or (last is not None and last.stage is Stage.PUBLISHED):
+            return ""
+        why = "the one before it is still being written" if last is None else last.error or "the disk does not answer"
+        newest = self.newest_name() if self.is_near else NOTHING
+        others = f"; the newest checkpoint is that of operation {newest}" if newest != NOTHING else ""
+        return f"the state after operation {self._owed}, the last one, is in no checkpoint: {why}{others}"
 
     def _is_in_vain(self) -> bool:
         return self._depot is not None and self.is_orphaned()

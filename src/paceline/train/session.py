@@ -37,6 +37,7 @@ import torch
 from torch import nn
 
 from paceline.balance.minimum import ANY, WITH_STATISTICS
+from paceline.control import losses
 from paceline.control.client import MemberClient
 from paceline.control.member_events import Fail, Kind, Leave, Ready
 from paceline.control.messages import Phase, Plan
@@ -599,6 +600,9 @@ class Session:
 
     def _leave_after_end(self) -> None:
         self._saver.close()
+        if unsaved := self._saver.unsaved():
+            logger.error("%s", unsaved)
+            self._tell(losses.NOT_SAVED, unsaved)
         assert self._joined is not None
         try:
             self._joined.membership.wait_for_release()

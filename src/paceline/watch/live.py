@@ -46,6 +46,7 @@ KIND_STYLE = {
     "lost": "red",
     "lost ranges": "red",
     "lost updates": "red",
+    "not saved": "red",
     "rollback": "yellow",
     "warning": "yellow",
     "halting": "yellow",

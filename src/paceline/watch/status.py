@@ -19,6 +19,7 @@ from paceline.control.reader import EventRow, MemberRow, RunReader
 from paceline.watch import servers, sharing, words
 from paceline.watch.live import event_line, header, sharing_lines, state_of, worker_table
 from paceline.watch.look import STILL, Look, look_at
+from paceline.watch.losses import find_shortfall
 from paceline.watch.names import Names
 from paceline.watch.servers import staleness_of
 
@@ -49,8 +50,9 @@ def open_run(folder: Path) -> RunReader:
 def as_json(reader: RunReader) -> dict[str, Any]:
     """Plain values; what is not known is None, times are seconds since 1970."""
     look = look_at(reader, time.time())
+    lost, unsaved = find_shortfall(reader)
     return {
-        "run": _run(look),
+        "run": {**_run(look), "lost": lost or None, "not_saved": unsaved or None},
         "members": [_member(member, look.names) for member in look.members],
         "events": [_event(event) for event in look.events],
     }
@@ -62,6 +64,8 @@ def render(reader: RunReader, console: Console) -> None:
     console.print(header(look))
     if look.reason and look.state != "failed":
         console.print(Text(words.one_line(look.reason, 400)))
+    for lack in find_shortfall(reader).lines:
+        console.print(Text(words.one_line(lack), style="red"))
     if look.started:
         console.print(Text(f"started {words.moment(look.started)}, generation {look.generation}, in {look.folder}"))
     if look.workers:
