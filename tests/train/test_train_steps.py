@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -26,9 +25,7 @@ from torch import nn
 from trainers import BATCH, LENGTH, Numbered, check_alike, check_samples
 
 from paceline.checkpoint import Contents, find, write
-from paceline.checkpoint.errors import DiskFull
 from paceline.checkpoint.files import Skipped
-from paceline.checkpoint.stores import LocalStore
 from paceline.control.messages import NOTHING
 from paceline.testing.rehearsal import Rehearsal
 from paceline.train import saving, sources
@@ -283,49 +280,10 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(
     assert not answers
 
 
-def contents_of(operation: int) -> Contents:
-    model = {"weight": torch.full((3,), float(operation))}
-    return Contents(run="r", operation=operation, epoch=0, position=operation, model=model, state={}, plan={})
-
-
 def checkpoint_of(folder: Path, operation: int) -> None:
-    write(folder, contents_of(operation))
-
-
-def test_a_last_state_that_is_in_no_checkpoint_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk: everybody else has waited long enough, and the run ends."""
-    checkpoint_of(tmp_path, 3)
-    saver = saving.Saver(Checkpoints(), tmp_path, lambda *_: None)
-    monkeypatch.setattr(saving, "WRITING_S", 0.0)
-    monkeypatch.setattr(saver, "close", functools.partial(close_soon, saver))
-    assert saver.unsaved() == ""
-    full = DiskFull(tmp_path, 100, 7)
-    monkeypatch.setattr(LocalStore, "write", functools.partialmethod(raising, full))
-    saver.take(contents_of(6), wait=True)
-    saver.publish(6)
-    saver.close()
-    assert saver.unsaved() == (
-        f"the state after operation 6, the last one, is in no checkpoint: {full}; "
-        "the newest checkpoint is that of operation 3"
-    )
-
-
-def test_a_last_state_that_is_published_when_the_worker_closes_is_saved(tmp_path: Path) -> None:
-    saver = saving.Saver(Checkpoints(), tmp_path, lambda *_: None)
-    saver.take(contents_of(6), wait=True)
-    saver.settle(6)
-    saver.close()
-    assert saver.unsaved() == ""
-    assert [found.operation for found in find(tmp_path)] == [6]
-
-
-def close_soon(saver: saving.Saver) -> None:
-    assert saver._keeper is not None
-    saver._keeper.close(wait_s=0.0)
-
-
-def raising(_: LocalStore, error: Exception, *__: Any) -> NoReturn:
-    raise error
+    model = {"weight": torch.full((3,), float(operation))}
+    contents = Contents(run="r", operation=operation, epoch=0, position=operation, model=model, state={}, plan={})
+    write(folder, contents)
 
 
 def test_a_worker_that_waits_sees_newer_checkpoints_and_starts_from_the_one_it_was_told(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.checkpoint import CheckpointError, Contents, Keeper
+from paceline.checkpoint import CheckpointError, Contents, CorruptCheckpoint, Keeper
 from paceline.checkpoint.pending import Pending, Stage
 from paceline.control.messages import NOTHING
 from paceline.custody.depot import Depot
@@ -85,7 +85,7 @@ class Saver:
         return choose(self._folder, self._own, self._depot, is_given=self._settings.folder is not None)
 
     def newest(self) -> Contents | None:
-        """The newest checkpoint that is intact; bad ones are reported and put aside."""
+        """The newest checkpoint that is intact; bad ones that are newer are reported and put aside."""
         return self._source.newest(self._on_event) if self._folder is not None else None
 
     @property
@@ -100,15 +100,27 @@ class Saver:
 
     def read(self, operation: int) -> Contents:
         """The checkpoint that this worker said it could start from. `Evicted` if it cannot be read after all: it is put
-        aside, and whoever starts next takes an older one."""
+        aside, and whoever starts next takes an older one. If there is none, `CorruptCheckpoint`."""
         try:
             return self._source.read(operation)
         except CheckpointError as error:
+            self.check_intact()
             self._source.set_aside([operation])
             self._on_event("skipped checkpoint", f"{path_of(Path(), operation).name}: {error}")
             raise Evicted(f"the checkpoint of operation {operation} cannot be read ({error})") from error
         except CustodyError as error:
             raise Evicted(f"the checkpoint of operation {operation} cannot be had ({error})") from error
+
+    def check_intact(self) -> None:
+        """A run that was trained does not begin anew by itself, and what is left of its checkpoints stays where it is:
+        `CorruptCheckpoint` if there are any, and none can be read."""
+        if self._folder is None or not self._source.operations() or not (damaged := self._source.damaged()):
+            return
+        which = "; ".join(why if path.name in why else f"{path.name}: {why}" for path, why in damaged)
+        raise CorruptCheckpoint(
+            f"none of the run's checkpoints can be read, so it cannot go on: {which}. They stay where they are, in "
+            f"{damaged[0].path.parent}: put a good copy in their place, or move them away, and it begins anew"
+        )
 
     def abandon_after(self, operation: int) -> None:
         """The run starts again from this operation: later checkpoints are of a history that goes on no more."""

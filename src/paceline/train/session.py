@@ -173,6 +173,7 @@ class Session:
             resumes=checkpoints.resume or self._ticket is not None,
         )
         self._joined: joining.Joined | None = None
+        self._untold: list[tuple[str, str]] = []  # remarks from before that
         self._servers: GroupClient | None = None
         self._endings = Endings(self)
         self.halting = Halting(self._ticket)
@@ -506,6 +507,8 @@ class Session:
                 self._halt(Orphaned(f"this worker cannot learn which checkpoints there are: {error}"))
             joined = joining.join(self._ticket, self._identity, max(base, 0), self._ledger, self.halting.begin)
             self._joined = joined
+            while self._untold:
+                joined.client.progress.remark(*self._untold.pop(0))
             self.halting.connect(joined)
             self._ledger.connect(
                 joined.run, joined.client.progress, lambda: joined.client.look(lambda machine: machine.applied)
@@ -639,7 +642,11 @@ class Session:
     def _tell(self, kind: str, text: str) -> None:
         """For the run's log."""
         logger.info("%s: %s", kind, text)
-        if self._joined is not None and kind in REMARKS:
+        if kind not in REMARKS:
+            return
+        if self._joined is None:
+            self._untold.append(REMARKS[kind](text))
+        else:
             self._joined.client.progress.remark(*REMARKS[kind](text))
 
     def _tell_death(self, text: str) -> None:
