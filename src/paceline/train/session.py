@@ -298,6 +298,9 @@ class Session:
             self._ledger.in_loop, self._ledger.book.is_stopped = True, False
             try:
                 yield Epoch(self, cursor.epoch)
+            except GeneratorExit:
+                self._endings.loop_left()
+                raise
             finally:
                 self._ledger.in_loop = False
             position = self._ledger.book.cursor.position
@@ -674,6 +677,13 @@ class Epoch:
         return self._session.num_steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._batches()
+        except GeneratorExit:
+            self._session._endings.loop_left()
+            raise
+
+    def _batches(self) -> Iterator[Any]:
         session = self._session
         if session._leasing is not None:
             session._leasing.begin(self.number)
