@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from paceline.control.agents import Starting
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Settings
 from paceline.control.journal import MemberState
-from paceline.control.messages import Introduction, Phase, Report, Serving
+from paceline.control.messages import AgentReport, Introduction, Phase, Report, Serving, Vitals
 from paceline.control.moves import Moves
 from paceline.control.recorder import states_of
 from paceline.placement.placement import Placement, Replica, Replicas
@@ -119,3 +122,21 @@ def test_a_server_that_leaves_is_told_from_one_that_waits_and_one_that_is_gone()
     table.report("b", "server", phase=Phase.FAILED, cause="out of memory", serving=Serving(num_keys=5))
     gone = table.states()["b"]
     assert (gone.fate, gone.ranges, gone.num_keys) == ("failed", 0, 0)
+
+
+def test_hosts_of_one_name_are_told_apart_by_their_addresses() -> None:
+    table = Table()
+    assert {state.host for state in table.states().values()} == {"h"}
+    stranger = msgspec.structs.replace(card("x", "worker"), address=("10.0.0.2", 1))
+    table.machine.handle(Report("x", 1, 1, Phase.READY, introduction=Introduction(stranger, 1, "h", "")), 1.0)
+    hosts = {name: state.host for name, state in table.states().items()}
+    assert hosts["x"] == "h (10.0.0.2)"
+    assert hosts["w"] == hosts["a"] == f"h ({card('w', 'worker').address[0]})"
+
+
+def test_processes_that_have_not_joined_are_known_from_their_agents() -> None:
+    table = Table()
+    assert table.machine.starting() == []
+    living = {1: Vitals("R", True), 7: Vitals("R", True), 8: Vitals("R", True)}
+    table.machine.handle(AgentReport("", 1, living, servers=(8,)), 1.0)
+    assert table.machine.starting() == [Starting("", 7, False), Starting("", 8, True)]

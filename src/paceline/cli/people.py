@@ -57,8 +57,6 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Shows who is in a run and how far it is; also of one that is over, with --name."""
-    from rich.console import Console
-
     from paceline.control.reader import RunReader
     from paceline.watch import status as statuses
 
@@ -67,7 +65,7 @@ def status(
             if json:
                 typer.echo(jsons.dumps(statuses.as_json(reader), indent=2))
             else:
-                statuses.render(reader, Console())
+                statuses.render(reader, statuses.console_here())
     except (PacelineError, ValueError) as error:
         leave(error, BAD_INPUT)
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from paceline.control import founding
-from paceline.control.agents import Agents
+from paceline.control.agents import Agents, Starting
 from paceline.control.census import Census
 from paceline.control.conflicts import Conflicts
 from paceline.control.coordinator_events import (
@@ -342,6 +342,10 @@ class Coordinator:
             self.census.coming(current), members, self.records.values(), self.standing.term, self._now
         )
         return coming[: max(0, self.settings.most - len(members))]
+
+    def starting(self) -> list[Starting]:
+        """Processes of agents that have not joined yet; for people."""
+        return self._agents.starting(self.records.values())
 
     def _gather(self) -> None:
         """Found the run when enough members are ready."""
