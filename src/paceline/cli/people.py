@@ -92,10 +92,13 @@ def stop(name: NameOption = "", folder: FolderOption = Path("runs")) -> None:
     """Ends a run after the step under way; it can be resumed."""
     try:
         run = _find(folder, name)
-        _command(run, "halt", "a person asked for the end", type(None))
+        is_at_work = _command(run, "halt", "a person asked for the end", bool)
     except (PacelineError, ValueError) as error:
         leave(error, BAD_INPUT)
-    typer.echo(f"{run.name} stops after the step under way")
+    if is_at_work:
+        typer.echo(f"{run.name} stops after the step under way")
+    else:
+        typer.echo(f"{run.name} stops now: its workers are still being started, and no step is under way")
 
 
 def logs(

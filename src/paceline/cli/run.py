@@ -164,5 +164,6 @@ def _run(
             outcome = life.host(hosting, running.local_engine(job, place.logs, stores.attach))
             explanation = life.explanation(outcome)
         shortfall = running.find_shortfall(place)
-        running.report(outcome, explanation, place, resume_words, shortfall)
+        stopped = running.why_stopped(outcome, place)
+        running.report(outcome, explanation, place, resume_words, shortfall, stopped)
         return running.code_of(outcome, shortfall)

@@ -57,7 +57,7 @@ from paceline.control.messages import (
 )
 from paceline.control.roster import Fate, Record
 from paceline.control.seating import gifts_for, seats_for
-from paceline.control.serving import Aim, Change, ServerManager
+from paceline.control.serving import Aim, Change, ServerManager, idle_in, say_idle
 from paceline.control.speech import Speech, plan_of
 from paceline.control.surveys import UNREACHABLE, Surveys
 from paceline.control.vitals import Vitals
@@ -96,6 +96,7 @@ class Coordinator:
         self._ready_since: float | None = None
         self._actions: list[Action] = []
         self._announced = False
+        self._has_warned = False  # of servers that are not used
         self._adopted = 0  # the last founding of which it is known which leases it began with
         standing, placement, aim, leases = Standing(), Placement(), Aim(), (-1, 0)
         for key, value in (remembered or {}).items():
@@ -161,6 +162,8 @@ class Coordinator:
             self._check_fit(record)
             self._save(record)
             self._note("joined", record, f"process {record.introduction.pid} on {record.introduction.host}")
+            if record.is_server and self.standing.current is not None:
+                self._warn_of_unused()
         if record.fate is not None or report.number <= record.number:
             return bool(self.standing.over)  # by what it differs in, perhaps
         record.heard = self._now
@@ -273,6 +276,8 @@ class Coordinator:
 
     def _keep_aim(self) -> None:
         if self._manager.aim is not self._kept_aim:
+            for server in sorted(idle_in(self._manager.aim) - idle_in(self._kept_aim)):
+                self._note("warning", None, say_idle(server, self._manager.aim))
             self._kept_aim = self._manager.aim
             self._actions.append(Remember("aim", msgspec.msgpack.encode(self._kept_aim)))
         for text in self._manager.take_news():
@@ -390,10 +395,18 @@ class Coordinator:
         self._keep(founded=self.standing.founded + 1, fence=generation, reached=base)
         self._desk.forget()
         self._actions.append(Remember("leases", None))
+        if self.settings.servers or self.census.servers:
+            self._warn_of_unused()
         if self.standing.ranges:
             self._place(self._manager.found(generation, self.census.ready_servers(), self.standing.ranges))
             self._keep_aim()
         self._issue(plan)
+
+    def _warn_of_unused(self) -> None:
+        """There are servers, and workers that may have no use for them."""
+        if not self.standing.ranges and not self._has_warned:
+            self._has_warned = True
+            self._note("warning", None, founding.unused_servers(self.standing.facts or {}))
 
     def _may_have_forgotten(self) -> bool:
         """A coordinator that knows of no founding may be one whose journal is lost: it hears everybody first who could

@@ -293,8 +293,11 @@ class Service:
         return calls.Reply()
 
     def _halt(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+        """Whether the run was at work: if not, there is no step to wait for."""
+        with self._driver.standing_still() as machine:
+            is_at_work = machine.standing.current is not None or machine.standing.pending is not None
         self._driver.post(Halt(request.read(str)))
-        return calls.Reply()
+        return calls.Reply(is_at_work)
 
     def _invite(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
         valid_s, uses = request.read(tuple[float, int])

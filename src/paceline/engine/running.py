@@ -38,7 +38,7 @@ from paceline.engine.local import Attach, Job, LocalEngine
 from paceline.engine.output import Output
 from paceline.engine.slots import Rules
 from paceline.engine.speeds import Capacity
-from paceline.engine.supervisor import Supervisor
+from paceline.engine.supervisor import FINISHED, Supervisor
 from paceline.engine.terminal import Terminal
 from paceline.engine.warden import Warden
 from paceline.watch import losses as shortfalls
@@ -213,6 +213,15 @@ def find_shortfall(place: Place) -> Shortfall:
         return Shortfall()
 
 
+def why_stopped(outcome: Outcome, place: Place) -> str:
+    """Why the run ended before its end, though nothing failed: somebody asked for it; else empty."""
+    if outcome.result is not Result.ENDED or outcome.reason in ("", FINISHED):
+        return ""
+    with contextlib.suppress(JournalError), RunReader(place.folder) as reader:
+        return outcome.reason if reader.status().status == "interrupted" else ""
+    return ""
+
+
 def code_of(outcome: Outcome, shortfall: Shortfall) -> int:
     """The exit code of the command; one that has another reason to be no 0 keeps it."""
     return outcome.code or (LOST if shortfall.lost else UNSAVED if shortfall.unsaved else 0)
@@ -224,11 +233,16 @@ def report(
     place: Place,
     resume: Sequence[str] = (),
     shortfall: Shortfall = Shortfall(),
+    stopped: str = "",
 ) -> None:
-    """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here."""
-    if outcome.result is Result.ENDED and not any(shortfall) and not outcome.missing:
+    """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here, `stopped`
+    why the run ended before its end."""
+    if outcome.result is Result.ENDED and not any(shortfall) and not outcome.missing and not stopped:
         return
-    if outcome.result is Result.ENDED:
+    if outcome.result is Result.ENDED and stopped:
+        how = _how_to_resume(place, resume) or ["nothing was saved: the run has no checkpoint in its folder"]
+        lines = [f"paceline: the run {place.name} was stopped: {stopped}", *how]
+    elif outcome.result is Result.ENDED:
         how = without(outcome.missing) if outcome.missing else "has ended"
         lines = [f"paceline: the run {place.name} {how}"]
     elif outcome.result is Result.HALTED:
@@ -236,9 +250,7 @@ def report(
     elif outcome.result is Result.FAILED:
         lines = [f"paceline: the run {place.name} failed", *explanation]
     else:
-        lines = [f"paceline: the run {place.name} was interrupted"]
-        if resume and (found := names.find(place.folder / names.FOLDER)):
-            lines += [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
+        lines = [f"paceline: the run {place.name} was interrupted", *_how_to_resume(place, resume)]
     lines += shortfall.lines
     with contextlib.suppress(OSError):
         print("\n".join([*lines, f"logs: {place.logs}"]), file=sys.stderr, flush=True)
@@ -247,6 +259,13 @@ def report(
 def without(missing: Sequence[str]) -> str:
     workers = "a worker" if len(missing) == 1 else f"{len(missing)} workers"
     return f"ended without {workers} that it was asked to have: {'; '.join(missing)}"
+
+
+def _how_to_resume(place: Place, resume: Sequence[str]) -> list[str]:
+    """After what was a person's wish; nothing where there is no checkpoint."""
+    if not resume or not (found := names.find(place.folder / names.FOLDER)):
+        return []
+    return [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
 
 
 def _how_to_go_on(place: Place, resume: Sequence[str]) -> list[str]:
