@@ -1,4 +1,4 @@
-"""The last lines of `paceline run`."""
+"""The last lines of `paceline run`, and one that is not begun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from paceline.cli.main import app
 from paceline.control.journal import Journal
 from paceline.engine import folders, running
 from paceline.engine.events import Outcome, Result
@@ -60,3 +62,13 @@ def test_a_run_that_came_to_its_end_says_nothing(
 
 def test_a_script_without_a_run_says_nothing(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert said(place, STOPPED, capsys) == []
+
+
+def test_an_address_that_is_not_of_this_machine_leaves_no_folder(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    command = ["run", "--folder", str(tmp_path / "runs"), "--host", "192.0.2.1", str(script)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "192.0.2.1" in result.output
+    assert not (tmp_path / "runs").exists()
