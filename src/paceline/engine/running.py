@@ -240,8 +240,8 @@ def report(
     if outcome.result is Result.ENDED and not any(shortfall) and not outcome.missing and not stopped:
         return
     if outcome.result is Result.ENDED and stopped:
-        how = _how_to_resume(place, resume) or ["nothing was saved: the run has no checkpoint in its folder"]
-        lines = [f"paceline: the run {place.name} was stopped: {stopped}", *how]
+        further = _how_to_resume(place, resume) or ["nothing was saved: the run has no checkpoint in its folder"]
+        lines = [f"paceline: the run {place.name} was stopped: {stopped}", *further]
     elif outcome.result is Result.ENDED:
         how = without(outcome.missing) if outcome.missing else "has ended"
         lines = [f"paceline: the run {place.name} {how}"]
