@@ -155,7 +155,7 @@ def test_a_door_that_is_being_opened_again_is_tried_again(monkeypatch: pytest.Mo
             if len(pauses) == 2:
                 house.door = house.new_door()
 
-        monkeypatch.setattr(invitation.time, "sleep", pause)
+        monkeypatch.setattr("paceline.control.invitation.time.sleep", pause)
         assert enter(code, deadline=soon()) == house.ticket
         assert len(pauses) == 2
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from paceline.control.agents import Starting
 from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Settings
+from paceline.control.coordinator_events import Note, Settings
 from paceline.control.journal import MemberState
-from paceline.control.messages import Introduction, Phase, Report, Serving
+from paceline.control.messages import AgentReport, Introduction, Phase, Report, Serving, Vitals
 from paceline.control.moves import Moves
 from paceline.control.recorder import states_of
 from paceline.placement.placement import Placement, Replica, Replicas
@@ -80,19 +83,22 @@ def test_many_servers_are_counted_not_named() -> None:
 class Table:
     """A coordinator, a worker that needs servers, and two servers."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranges: int = 8, replicas: int = 2) -> None:
         self._number = 0
-        self.machine = Coordinator(Settings(wanted=1, servers=2, replicas=2), 0.0)
+        self._num_ranges = num_ranges
+        self.warnings: list[str] = []
+        self.machine = Coordinator(Settings(wanted=1, servers=2, replicas=replicas), 0.0)
         self.report("a", "server", serving=Serving(num_keys=7, num_bytes=70, busy=0.123))
         self.report("b", "server")
         self.report("w", "worker")
 
     def report(self, member: str, role: str, *, phase: Phase = Phase.READY, **fields: Any) -> None:
         self._number += 1
-        ranges = (100,) * 8 if role == "worker" else ()
+        ranges = (100,) * self._num_ranges if role == "worker" else ()
         introduction = Introduction(card(member, role), 1, "h", "", ranges=ranges)
         report = Report(member, self._number, 1, phase, introduction=introduction, **fields)
-        self.machine.handle(report, 0.01 * self._number)
+        actions = self.machine.handle(report, 0.01 * self._number)
+        self.warnings += [one.text for one in actions if isinstance(one, Note) and one.kind == "warning"]
 
     def states(self) -> dict[str, MemberState]:
         return {state.member: state for state in states_of(self.machine)}
@@ -119,3 +125,40 @@ def test_a_server_that_leaves_is_told_from_one_that_waits_and_one_that_is_gone()
     table.report("b", "server", phase=Phase.FAILED, cause="out of memory", serving=Serving(num_keys=5))
     gone = table.states()["b"]
     assert (gone.fate, gone.ranges, gone.num_keys) == ("failed", 0, 0)
+
+
+def test_hosts_of_one_name_are_told_apart_by_their_addresses() -> None:
+    table = Table()
+    assert {state.host for state in table.states().values()} == {"h"}
+    stranger = msgspec.structs.replace(card("x", "worker"), address=("10.0.0.2", 1))
+    table.machine.handle(Report("x", 1, 1, Phase.READY, introduction=Introduction(stranger, 1, "h", "")), 1.0)
+    hosts = {name: state.host for name, state in table.states().items()}
+    assert hosts["x"] == "h (10.0.0.2)"
+    assert hosts["w"] == hosts["a"] == f"h ({card('w', 'worker').address[0]})"
+
+
+def test_processes_that_have_not_joined_are_known_from_their_agents() -> None:
+    table = Table()
+    assert table.machine.starting() == []
+    living = {1: Vitals("R", True), 7: Vitals("R", True), 8: Vitals("R", True)}
+    table.machine.handle(AgentReport("", 1, living, servers=(8,)), 1.0)
+    assert table.machine.starting() == [Starting("", 7, False), Starting("", 8, True)]
+
+
+def test_servers_that_are_not_used_or_hold_nothing_are_told_once() -> None:
+    assert Table().warnings == []
+    (idle,) = Table(1, replicas=1).warnings
+    assert idle.startswith(("server a holds nothing", "server b holds nothing"))
+    unused = Table(0)
+    unused.report("c", "server")
+    assert len(unused.warnings) == 1
+    assert unused.warnings[0].startswith("the servers of this run are not used")
+
+
+def test_a_server_that_joins_a_run_without_servers_is_told() -> None:
+    machine = Coordinator(Settings(wanted=1), 0.0)
+    machine.handle(Report("w", 1, 1, Phase.READY, introduction=Introduction(card("w", "worker"), 1, "h", "")), 0.1)
+    assert machine.standing.current is not None
+    facts = Report("s", 1, 1, Phase.BUILDING, introduction=Introduction(card("s"), 2, "h", ""))
+    notes = [one for one in machine.handle(facts, 0.2) if isinstance(one, Note)]
+    assert [one.kind for one in notes] == ["joined", "warning"]

@@ -115,7 +115,7 @@ def test_newcomers_and_deaths_make_new_plans(tmp_path: Path) -> None:
             assert first.applied == list(range(1, len(first.applied) + 1))
             fates = {row["member"]: row["fate"] for row in status(running.ticket).members}
             assert fates == {first.name: "", second.name: "dead", third.name: ""}
-            command(running.ticket, "halt", "enough", answer_type=type(None), deadline=soon())
+            command(running.ticket, "halt", "enough", answer_type=bool, deadline=soon())
             assert first.exited.wait(20.0)
             assert third.exited.wait(20.0)
         assert running.join() == ENDED

@@ -6,7 +6,7 @@ import msgspec
 
 from paceline.control.messages import Introduction, Phase, Report, Serving
 from paceline.control.roster import Record
-from paceline.control.serving import Aim, Change, ServerManager
+from paceline.control.serving import Aim, Change, ServerManager, idle_in, say_idle
 from paceline.placement.placement import Placement, Replicas
 from paceline.wire.card import Card
 from paceline.wire.decoding import decode
@@ -264,3 +264,15 @@ def test_a_server_that_nothing_would_relieve_is_named_once() -> None:
     (text,) = manager.take_news()
     assert text.startswith("a has 1.99 times the mean load")
     assert f"range {hot} alone is 1.98 of that; only a faster machine would help" in text
+
+
+def test_a_server_that_holds_nothing_is_named() -> None:
+    manager = ServerManager(1)
+    founded(manager, "abc", num_ranges=2)
+    (idle,) = idle_in(manager.aim)
+    assert say_idle(idle, manager.aim) == (
+        f"server {idle} holds nothing: the run has 2 ranges of parameters, and other servers have all; fewer --servers "
+        "would do"
+    )
+    founded(manager, "abc", num_ranges=3)
+    assert not idle_in(manager.aim)

@@ -19,6 +19,8 @@ from paceline import engine
 from paceline.engine import LaunchFailed, folders, launch, task, worker
 from paceline.engine.events import Outcome, Result
 from paceline.engine.folders import Place
+from paceline.engine.running import code_of
+from paceline.watch.losses import Shortfall
 
 launching = importlib.import_module("paceline.engine.launch")  # the package has a function of this name
 
@@ -178,10 +180,18 @@ LOSS = "2 updates, 16 samples, of parameters whose last copy died with a server"
 def test_what_was_lost_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], strict: bool
 ) -> None:
-    monkeypatch.setattr("paceline.engine.running.find_lost", lambda _: LOSS)
+    monkeypatch.setattr("paceline.engine.running.find_shortfall", lambda _: Shortfall(LOSS))
     if strict:
-        with pytest.raises(LaunchFailed, match=f"the run a has ended, but lost {LOSS}; logs: "):
+        with pytest.raises(LaunchFailed, match=f"the run a has ended, but lost: {LOSS}; logs: "):
             launch(engine_tasks.rank_times, 1, workers=1, name="a", folder=tmp_path, strict=True)
     else:
         assert launch(engine_tasks.rank_times, 1, workers=1, name="a", folder=tmp_path)[0][0] == 0
     assert (f"paceline: the run a has ended\nlost: {LOSS}" in capfd.readouterr().err) is not strict
+
+
+def test_a_run_whose_last_state_is_not_saved_has_an_exit_code_of_its_own() -> None:
+    ended, interrupted = Outcome(Result.ENDED, 0), Outcome(Result.INTERRUPTED, 143)
+    assert code_of(ended, Shortfall()) == 0
+    assert code_of(ended, Shortfall(unsaved="no room")) == 78
+    assert code_of(ended, Shortfall(LOSS, "no room")) == 77
+    assert code_of(interrupted, Shortfall(unsaved="no room")) == 143

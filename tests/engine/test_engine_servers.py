@@ -371,3 +371,18 @@ def test_servers_stand_in_the_slots_after_the_workers() -> None:
     assert server["OWN"] == "1"
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"} & set(server)
     assert int(Job(command=(), workers=0, run="a").environment_of(0, {}, 1)["OMP_NUM_THREADS"]) > 0
+
+
+def test_servers_beside_a_script_without_a_session_are_told_to_be_of_no_use() -> None:
+    for has_session in (False, True):
+        driver = Driver(workers=1, servers=1)
+        if has_session:
+            driver.open_all()
+        driver.tell(Exited(0, 0))
+        driver.tell(Exited(1, 0))
+        driver.tell(CoordinatorEnded(0, "ended"))
+        outcome = driver.machine.outcome
+        assert outcome is not None
+        assert outcome.result is Result.ENDED
+        said = [action.text for action in driver.log if isinstance(action, Say)]
+        assert ("the servers were not used: the script has no session" in said) is not has_session

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from paceline.strategy import StrategyError, Synchronous
+from paceline.strategy import Contribution, StrategyError, Synchronous
 
 
 def linear() -> nn.Linear:
@@ -99,3 +99,61 @@ def test_a_step_of_the_script_is_refused() -> None:
     assert strategy.state_digest() != before
     strategy.close()
     optimizer.step()
+
+
+def a_step(strategy: Synchronous, model: nn.Module, step: int) -> Contribution:
+    def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(model(x), y)
+
+    return strategy.compute(loss_fn, cases.batch_of(step), samples=12, total=12, step=step)
+
+
+def test_a_layer_that_is_replaced_without_its_optimizer_is_refused() -> None:
+    layer = nn.Linear(3, 3)
+    model = nn.Sequential(nn.Linear(6, 3), layer)
+    strategy = Synchronous(model, sgd(model), seed=0)
+    a_step(strategy, model, 1)
+    layer.weight.data = torch.zeros(3, 3)  # new values are welcome
+    a_step(strategy, model, 2)
+    model[1] = nn.Linear(3, 3)
+    with pytest.raises(StrategyError, match=r"1.weight of the model is another one than when the session was made"):
+        a_step(strategy, model, 3)
+
+
+def test_a_layer_that_is_replaced_before_the_first_step_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    strategy = Synchronous(model, sgd(model), seed=0)
+    model[0] = nn.Linear(6, 3)
+    with pytest.raises(StrategyError, match=r"the parameter 0.weight .* no optimizer has it"):
+        strategy.bind(None, 0, 1)
+
+
+def test_a_layer_that_is_added_is_found_within_some_steps() -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    strategy = Synchronous(model, sgd(model), seed=0, verify_every=4)
+    model.append(nn.Linear(3, 3))
+    for step in range(1, 4):
+        a_step(strategy, model, step)
+    with pytest.raises(StrategyError, match=r"the parameter 1.weight of the model was not there"):
+        a_step(strategy, model, 4)
+
+
+def test_a_layer_that_is_replaced_in_its_optimizer_too_is_trained() -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    optimizer = sgd(model)
+    strategy = Synchronous(model, optimizer, seed=0)
+    a_step(strategy, model, 1)
+    model[0] = nn.Linear(6, 3)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    assert a_step(strategy, model, 2).used == (True, True)
+
+
+def test_parameters_that_are_used_now_and_then_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = nn.Linear(6, 3), nn.Linear(6, 3)
+    model = nn.ModuleList([first, second])
+    strategy = Synchronous(model, sgd(model), seed=0)
+    looked: list[int] = []
+    monkeypatch.setattr(strategy, "_check_known", lambda: looked.append(1))
+    for step in range(1, 9):
+        a_step(strategy, (first, second)[step % 2], step)
+    assert len(looked) == 2

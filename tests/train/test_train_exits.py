@@ -8,7 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
+
+from paceline.train.endings import exit_under_way
 
 # Imports once for all; each script then is the main module of a forked interpreter, which ends as one does.
 DRIVER = """
@@ -58,7 +63,20 @@ for epoch in session.epochs(1000 if ending == "signal" else 2):
                 raise ArithmeticError("enough")
             if ending == "exit":
                 sys.exit(3)
+            if ending == "raise":
+                raise SystemExit(3)
+            if ending == "caught":
+                try:
+                    raise SystemExit(3)
+                except SystemExit as error:
+                    kept = error
+                break
+    if ending == "caught":
+        break
 """
+
+
+ENDINGS = {"end": 0, "error": 1, "exit": 3, "raise": 3, "caught": 0, "signal": 128 + signal.SIGTERM}
 
 
 def test_every_ending_of_a_script_alone(tmp_path: Path) -> None:
@@ -66,7 +84,7 @@ def test_every_ending_of_a_script_alone(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     # As many threads as torch takes by itself: loader workers are forked from a process that may have several.
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-c", DRIVER, str(script), str(tmp_path), "end", "error", "exit", "signal"]
+    command = [sys.executable, "-c", DRIVER, str(script), str(tmp_path), *ENDINGS]
     driver = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert driver.stdout is not None
@@ -77,11 +95,76 @@ def test_every_ending_of_a_script_alone(tmp_path: Path) -> None:
             os.killpg(driver.pid, signal.SIGKILL)
         driver.communicate()
     said = {ending: (tmp_path / f"{ending}.err").read_text() for ending in codes}
-    assert codes == {"end": 0, "error": 1, "exit": 3, "signal": 128 + signal.SIGTERM}, said
+    assert codes == ENDINGS, said
     assert "ArithmeticError: enough" in said["error"]
     # Also loader workers, forked from a process that has a session, end without a word.
     assert all(not text for ending, text in said.items() if ending != "error"), said
     kept = {ending: list((tmp_path / ending).glob("*/")) for ending in codes}
     assert kept["end"], "what came out is saved"
     assert kept["signal"]
-    assert not kept["error"], "what a script in error leaves is not taken for its end"
+    assert kept["caught"]
+    for ending in ("error", "exit", "raise"):
+        assert not kept[ending], "what a script in error leaves is not taken for its end"
+
+
+class Looped:
+    """A loop whose iterator looks for an exit when it is closed."""
+
+    def __init__(self) -> None:
+        self.found: SystemExit | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            yield from range(3)
+        except GeneratorExit:
+            self.found = exit_under_way()
+            raise
+
+
+def raise_inside() -> None:
+    with contextlib.suppress(KeyError):  # it is caught and raised again on its way
+        raise SystemExit(3)
+
+
+def raise_at_once() -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("leave", [raise_at_once, raise_inside])
+def test_an_exit_that_leaves_a_loop_is_seen_there(leave: Callable[[], None]) -> None:
+    loop = Looped()
+
+    def script() -> None:
+        for _ in zip(loop, "abc", strict=True):  # behind another iterator
+            leave()
+
+    with contextlib.suppress(SystemExit):
+        script()
+    assert loop.found is not None
+    assert loop.found.code == 3
+
+
+class Keeper:
+    error: SystemExit
+
+
+def test_an_exit_that_was_made_or_caught_before_is_not_taken_for_one() -> None:
+    loop = Looped()
+    made, keeper = SystemExit(3), Keeper()
+    for _ in loop:
+        try:
+            raise SystemExit(3)
+        except SystemExit as error:
+            caught = error
+        try:
+            raise SystemExit(3)
+        except SystemExit as error:
+            keeper.error = error
+        break
+    assert made
+    assert caught
+    assert loop.found is None
+    with contextlib.suppress(ArithmeticError):
+        for _ in loop:
+            raise ArithmeticError
+    assert loop.found is None

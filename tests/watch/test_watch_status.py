@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -18,9 +20,12 @@ from watch_samples import EPOCH, START, Writer, a_whole_run, step, writing
 
 from paceline.control.folder import LOCK_FILE
 from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader, StepRecord
+from paceline.control.labels import LABELS_FILE
+from paceline.control.messages import Start
+from paceline.control.reader import STARTING, RunReader, StepRecord
 from paceline.watch import status
 from paceline.watch.look import QUIET_S, look_at, speed
+from paceline.watch.summary import summarise
 
 
 def drawn(reader: RunReader, width: int = 120) -> str:
@@ -172,3 +177,57 @@ def test_a_folder_without_a_run_is_an_error_with_a_remedy(tmp_path: Path) -> Non
     with status.open_run(tmp_path / "digits") as reader:
         assert status.as_json(reader)["run"]["state"] == "gathering"
         assert status.as_json(reader)["run"]["elapsed_s"] == pytest.approx(time.time() - START, abs=60)
+
+
+def test_a_last_state_that_is_not_saved_is_shown_until_the_run_goes_on(tmp_path: Path) -> None:
+    with writing(tmp_path) as writer:
+        ended(writer)
+        writer.event("not saved", "aaaaaaaaaaaaaaaa", "the state after operation 8 is in no checkpoint")
+        with RunReader(tmp_path) as reader:
+            assert status.as_json(reader)["run"]["not_saved"] == "the state after operation 8 is in no checkpoint"
+            assert "\nnot saved: the state after operation 8 is in no checkpoint" in drawn(reader)
+            assert "not saved: the state after operation 8 is in no checkpoint" in summarise(reader)
+        writer.plan("aaaaaaaaaaaaaaaa", start=Start.FOUND, base=4)
+        with RunReader(tmp_path) as reader:
+            assert status.as_json(reader)["run"]["not_saved"] is None
+
+
+def test_what_goes_into_a_pipe_is_not_wrapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(f"word-{number}" for number in range(30))
+    with writing(tmp_path) as writer:
+        ended(writer)
+        writer.event("warning", "aaaaaaaaaaaaaaaa", text)
+        with RunReader(tmp_path) as reader:
+            monkeypatch.delenv("COLUMNS", raising=False)
+            status.render(reader, status.console_here())
+            lines = capsys.readouterr().out.splitlines()
+            monkeypatch.setenv("COLUMNS", "60")
+            status.render(reader, status.console_here())
+            narrow = capsys.readouterr().out.splitlines()
+    assert any(line.endswith(text) for line in lines)
+    assert not any(line.endswith("  ") for line in lines), "nor filled up"
+    assert max(map(len, narrow)) <= 60
+
+
+def test_processes_that_have_not_joined_are_shown(tmp_path: Path) -> None:
+    def starting(*processes: tuple[str, int, bool]) -> dict[str, str]:
+        return {STARTING: json.dumps(processes)}
+
+    with writing(tmp_path) as writer:
+        a_whole_run(writer)
+        (tmp_path / LOCK_FILE).write_text(str(os.getpid()))
+        (tmp_path / LABELS_FILE).write_text(json.dumps({"slots": {"w1": [2, 4711], "s0": [5]}}))
+        writer.say("running", **starting(("agent", 4711, False), ("other", 5, True)))
+        with RunReader(tmp_path) as reader:
+            assert "being started: worker (process 4711 on lab-1), server s0 (process 5)" in drawn(reader)
+            assert status.as_json(reader)["run"]["starting"] == [
+                {"role": "worker", "pid": 4711, "label": "", "host": "lab-1"},
+                {"role": "server", "pid": 5, "label": "s0", "host": ""},
+            ]
+        with RunReader(tmp_path) as reader, patch("platform.node", lambda: "lab-1"):
+            assert "being started: worker w1 (process 4711 on lab-1)" in drawn(reader)
+        writer.say("ended")
+        with RunReader(tmp_path) as reader:
+            assert "being started" not in drawn(reader)

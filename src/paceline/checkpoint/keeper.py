@@ -305,7 +305,7 @@ class Keeper:
             _log.error("checkpoint of operation %s: %s", pending.operation, error)
             self._tell("waits", f"operation {pending.operation} is kept in memory and tried again: {error}")
         with self._changed:
-            pending.waits_for_room = True
+            pending.waits_for_room, pending.error = True, error
             self._changed.notify_all()
             self._changed.wait_for(lambda: pending.is_unwanted, ROOM_S)
         self._check_wanted(pending)

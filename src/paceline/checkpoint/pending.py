@@ -2,7 +2,7 @@
 
     COPYING ─ WRITING ─ WRITTEN ─ PUBLISHED       WRITTEN waits until the operation is settled
          └────────┴────────┴───── DROPPED         discarded, or not settled when the keeper closed
-                  └────────┴───── FAILED          `error` says why
+                  └────────┴───── FAILED          `error` says why; also why one that was dropped had to wait
 
 Stages are moved by the keeper only, under its lock; anybody may look and wait.
 """

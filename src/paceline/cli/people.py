@@ -57,8 +57,6 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Shows who is in a run and how far it is; also of one that is over, with --name."""
-    from rich.console import Console
-
     from paceline.control.reader import RunReader
     from paceline.watch import status as statuses
 
@@ -67,7 +65,7 @@ def status(
             if json:
                 typer.echo(jsons.dumps(statuses.as_json(reader), indent=2))
             else:
-                statuses.render(reader, Console())
+                statuses.render(reader, statuses.console_here())
     except (PacelineError, ValueError) as error:
         leave(error, BAD_INPUT)
 
@@ -94,10 +92,13 @@ def stop(name: NameOption = "", folder: FolderOption = Path("runs")) -> None:
     """Ends a run after the step under way; it can be resumed."""
     try:
         run = _find(folder, name)
-        _command(run, "halt", "a person asked for the end", type(None))
+        is_at_work = _command(run, "halt", "a person asked for the end", bool)
     except (PacelineError, ValueError) as error:
         leave(error, BAD_INPUT)
-    typer.echo(f"{run.name} stops after the step under way")
+    if is_at_work:
+        typer.echo(f"{run.name} stops after the step under way")
+    else:
+        typer.echo(f"{run.name} stops now: its workers are still being started, and no step is under way")
 
 
 def logs(

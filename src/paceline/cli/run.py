@@ -143,27 +143,27 @@ def _run(
     script: list[str],
 ) -> int:
     from paceline.engine import folders, running
-    from paceline.engine.base import LOST
     from paceline.engine.local import Job
     from paceline.engine.stores import Stores, check_backend
 
     check_backend(backend)
     if not name:
         name = folders.newest(root) if resume else folders.new_name(root, stem)
-    place = folders.claim(root, name, resume=resume)
-    here = ["--folder", str(place.folder.parent), "--name", name, "--host", hosting.host]
-    servers = ["--servers", str(hosting.servers), "--replicas", str(hosting.replicas)] if hosting.servers else []
-    resume_words = ["paceline", "run", "--resume", *here, "-n", str(hosting.workers), *servers, *script]
-    with contextlib.closing(place):
+    with contextlib.ExitStack() as stack:
+        # It listens on the address that was given: where that is not of this machine, no folder is made.
+        stores = stack.enter_context(Stores(hosting.host, backend))
+        place = stack.enter_context(contextlib.closing(folders.claim(root, name, resume=resume)))
+        here = ["--folder", str(place.folder.parent), "--name", name, "--host", hosting.host]
+        servers = ["--servers", str(hosting.servers), "--replicas", str(hosting.replicas)] if hosting.servers else []
+        resume_words = ["paceline", "run", "--resume", *here, "-n", str(hosting.workers), *servers, *script]
         if resume:
             folders.reopen(place.folder)
         display = running.Display(place.folder, plain=plain)
         job = Job(command=command, workers=hosting.workers, run=name, environment=hosting.capacity.environment)
-        with contextlib.ExitStack() as stack:
-            stores = stack.enter_context(Stores(hosting.host, backend))
-            life = stack.enter_context(running.Lifetime(place, display))
+        with running.Lifetime(place, display) as life:
             outcome = life.host(hosting, running.local_engine(job, place.logs, stores.attach))
             explanation = life.explanation(outcome)
-        lost = running.find_lost(place)
-        running.report(outcome, explanation, place, resume_words, lost)
-        return LOST if lost and not outcome.code else outcome.code
+        shortfall = running.find_shortfall(place)
+        stopped = running.why_stopped(outcome, place)
+        running.report(outcome, explanation, place, resume_words, shortfall, stopped)
+        return running.code_of(outcome, shortfall)

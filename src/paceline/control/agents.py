@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from paceline.control.messages import AgentReport
 from paceline.control.roster import Fate, Record
 
 _STANDS_STILL = "TtZX"  # states of a process that does nothing, whatever it did before
+
+
+class Starting(msgspec.Struct, frozen=True, array_like=True):
+    """A process that lives and has not joined."""
+
+    agent: str
+    pid: int
+    is_server: bool
 
 
 class Agents:
@@ -56,10 +66,17 @@ class Agents:
 
     def see_unknown(self, alive: Iterable[Record]) -> bool:
         """Whether an agent sees a worker alive that is none of these."""
-        known = {(record.introduction.agent, record.introduction.pid) for record in alive}
-        reports = self._reports.values()
-        living = {(report.agent, pid) for report in reports for pid in report.living.keys() - set(report.servers)}
-        return not living <= known
+        return any(not one.is_server for one in self.starting(alive))
+
+    def starting(self, known: Iterable[Record]) -> list[Starting]:
+        """Processes that live, and are none of these members: they are being started, and have not joined yet."""
+        members = {(record.introduction.agent, record.introduction.pid) for record in known}
+        return [
+            Starting(report.agent, pid, pid in report.servers)
+            for report in self._reports.values()
+            for pid in sorted(report.living)
+            if (report.agent, pid) not in members
+        ]
 
     def last_exit(self) -> str:
         exits = [text for report in self._reports.values() for text in report.exits.values()]

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from paceline.control import founding
-from paceline.control.agents import Agents
+from paceline.control.agents import Agents, Starting
 from paceline.control.census import Census
 from paceline.control.conflicts import Conflicts
 from paceline.control.coordinator_events import (
@@ -57,7 +57,7 @@ from paceline.control.messages import (
 )
 from paceline.control.roster import Fate, Record
 from paceline.control.seating import gifts_for, seats_for
-from paceline.control.serving import Aim, Change, ServerManager
+from paceline.control.serving import Aim, Change, ServerManager, idle_in, say_idle
 from paceline.control.speech import Speech, plan_of
 from paceline.control.surveys import UNREACHABLE, Surveys
 from paceline.control.vitals import Vitals
@@ -98,6 +98,7 @@ class Coordinator:
         self._actions: list[Action] = []
         self._announced = False
         self._has_forgotten = False
+        self._has_warned = False  # of servers that are not used
         self._adopted = 0  # the last founding of which it is known which leases it began with
         # Numbers that an earlier one has used, and that are forgotten, must not come again: some may still go by them.
         used = born if is_again and "standing" not in (remembered or {}) else 0
@@ -166,6 +167,8 @@ class Coordinator:
             self._check_fit(record)
             self._save(record)
             self._note("joined", record, f"process {record.introduction.pid} on {record.introduction.host}")
+            if record.is_server and self.standing.current is not None:
+                self._warn_of_unused()
         if record.fate is not None or report.number <= record.number:
             return bool(self.standing.over)  # by what it differs in, perhaps
         record.heard = self._now
@@ -278,6 +281,8 @@ class Coordinator:
 
     def _keep_aim(self) -> None:
         if self._manager.aim is not self._kept_aim:
+            for server in sorted(idle_in(self._manager.aim) - idle_in(self._kept_aim)):
+                self._note("warning", None, say_idle(server, self._manager.aim))
             self._kept_aim = self._manager.aim
             self._actions.append(Remember("aim", msgspec.msgpack.encode(self._kept_aim)))
         for text in self._manager.take_news():
@@ -360,6 +365,10 @@ class Coordinator:
         """Whether others may join these now: where leases are done, not between the operations of an epoch's end."""
         return not self.standing.leased or all(record.report.joinable for record in members)
 
+    def starting(self) -> list[Starting]:
+        """Processes of agents that have not joined yet; for people."""
+        return self._agents.starting(self.records.values())
+
     def _gather(self) -> None:
         """Found the run when enough members are ready."""
         ready = self.census.ready()
@@ -403,10 +412,18 @@ class Coordinator:
         self._keep(founded=self.standing.founded + 1, fence=generation, reached=base)
         self._desk.forget()
         self._actions.append(Remember("leases", None))
+        if self.settings.servers or self.census.servers:
+            self._warn_of_unused()
         if self.standing.ranges:
             self._place(self._manager.found(generation, self.census.ready_servers(), self.standing.ranges))
             self._keep_aim()
         self._issue(plan)
+
+    def _warn_of_unused(self) -> None:
+        """There are servers, and workers that may have no use for them."""
+        if not self.standing.ranges and not self._has_warned:
+            self._has_warned = True
+            self._note("warning", None, founding.unused_servers(self.standing.facts or {}))
 
     def _may_have_forgotten(self) -> bool:
         """A coordinator that knows of no founding may be one whose journal is lost: it hears everybody first who could

@@ -50,6 +50,16 @@ def has_survivor(ready: Iterable[Record]) -> bool:
     return any(record.report.plan > 0 for record in ready)
 
 
+def unused_servers(facts: Mapping[str, str]) -> str:
+    """What to say of servers in a run that keeps nothing on any."""
+    strategy = facts.get("the strategy", "").partition(",")[0]
+    named = f" (strategy={strategy!r})" if strategy else ""
+    return (
+        f"the servers of this run are not used: its workers keep nothing on them{named}; make the session with "
+        "strategy='server' or 'hybrid', or leave out --servers"
+    )
+
+
 _CAUSES = {
     "fingerprint": "is the data random? seed it before it is made; is it read from files? give all machines the same",
     "length": "is the data random, or cut by the rank? give all workers the same data set, they divide it themselves",

@@ -83,7 +83,7 @@ _EVENT = "INSERT INTO events(time, term, kind, member, text) VALUES(?, ?, ?, ?, 
 _MEMBER = """
 INSERT INTO members VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT(member) DO UPDATE SET
-    rank = excluded.rank, share = excluded.share, phase = excluded.phase, fate = excluded.fate,
+    host = excluded.host, rank = excluded.rank, share = excluded.share, phase = excluded.phase, fate = excluded.fate,
     reason = excluded.reason, generation = excluded.generation, applied = excluded.applied,
     samples_per_s = excluded.samples_per_s, step_s = excluded.step_s, starved = excluded.starved,
     ranges = excluded.ranges, backups = excluded.backups, arriving = excluded.arriving,

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable
 
 KIND = "lost updates"  # of the events that name them
+NOT_SAVED = "not saved"  # of the event of a run whose last state is in no checkpoint
 
 _NAMED = re.compile(r"updates ([0-9, -]+):")
 

@@ -4,7 +4,7 @@ do not need it.
 Every worker keeps the rows of its steps until they are on disk, but only the *main* one (rank 0) sends them; after its
 death the next one sends what is missing. A newcomer gets the rows that are not on disk with the state: it may be the
 only one that is left. So what any worker keeps has no gap after what is recorded. At most one `Progress` of a worker
-is under way; it is answered by `Recorded` when it is on disk.
+is waited for; it is answered by `Recorded` when it is on disk. A newer one, for the sake of a remark, takes its place.
 
 A run that lost all holders of its state is founded again from a checkpoint and repeats operations. What is recorded is
 therefore said for one *founding*, named by the generation of its plan: rows of earlier foundings are obsolete, but for
@@ -103,7 +103,7 @@ class ProgressKeeper:
         self._restored: tuple[StepRow, ...] = ()
         self._worker: WorkerRow | None = None
         self._remarks: deque[Remark] = deque(maxlen=MAX_ROWS)
-        self._num_remarks = 0
+        self._num_remarks = self._num_remarked = 0  # made, and said
         self._number = 0
         self._under_way: Progress | None = None
         self._is_main = False  # when that was taken
@@ -148,10 +148,12 @@ class ProgressKeeper:
             self._remarks.append(Remark(self._num_remarks, kind, text))
 
     def take(self, is_main: bool) -> Progress | None:
-        """What to send now; None while an earlier one is under way."""
+        """What to send now; None while an earlier one is under way. A remark does not wait for that: where a disk is
+        full no answer comes, and what is still to be told may be the last word of the run."""
         with self._lock:
-            if self._under_way is not None:
+            if self._under_way is not None and self._num_remarks == self._num_remarked:
                 return None
+            self._num_remarked = self._num_remarks
             self._number += 1
             self._is_main = is_main
             steps = (*self._restored, *self._steps)[:MAX_SENT] if is_main else ()
@@ -181,6 +183,11 @@ class ProgressKeeper:
         """What was under way may be lost: it is sent again."""
         with self._lock:
             self._under_way = None
+
+    def has_remarks(self) -> bool:
+        """Whether there are any that may not be recorded."""
+        with self._lock:
+            return bool(self._remarks)
 
     def num_unrecorded(self) -> int:
         with self._lock:

@@ -13,17 +13,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from paceline.control.agents import Starting
 from paceline.control.journal import DATABASE, VERSION, JournalError, wrong_version
 
 BUSY_S = 5.0
 
+STARTING = "starting"  # the key of the processes that have not joined yet
+
 Row = TypeVar("Row")
+_starting = msgspec.json.Decoder(tuple[Starting, ...])
 
 
 class RunStatus(msgspec.Struct, frozen=True):
     """`status` is gathering, running, fencing, ended, failed or interrupted (it was asked to stop, or its coordinator
     ended: the run can go on with --resume); times are seconds since 1970, 0 for not yet. `facts` are what all members
-    have in common."""
+    have in common, `starting` the processes that have not joined yet."""
 
     name: str
     status: str
@@ -34,6 +38,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     num_steps: int
     num_samples: int
     facts: dict[str, str]
+    starting: tuple[Starting, ...] = ()
 
 
 class MemberRow(msgspec.Struct, frozen=True):
@@ -159,6 +164,7 @@ class RunReader:
             num_steps=num_steps,
             num_samples=num_samples,
             facts={key.removeprefix("fact/"): value for key, value in run.items() if key.startswith("fact/")},
+            starting=_starting.decode(run.get(STARTING, "[]")),
         )
 
     def members(self) -> list[MemberRow]:

@@ -11,12 +11,12 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from paceline.control.coordinator import Coordinator
 from paceline.control.journal import Happening, Journal, JournalError, MemberState
-from paceline.control.messages import Phase, Serving
+from paceline.control.messages import Introduction, Phase, Serving
 from paceline.control.moves import num_arriving
 from paceline.control.progress import Progress, Recorded, WorkerRow
 from paceline.control.roster import Record
@@ -143,6 +143,7 @@ def states_of(machine: Coordinator, names: Iterable[str] | None = None) -> list[
     seats = {seat.member: (rank, seat.share) for rank, seat in enumerate(plan.seats)} if plan is not None else {}
     chosen = machine.records if names is None else {name: machine.records[name] for name in names}
     holdings = _holdings_of(machine.placement) if any(record.is_server for record in chosen.values()) else {}
+    shared = _shared_names(machine.records.values())
     states = []
     for name, record in chosen.items():
         rank, share = seats.get(name, (-1, 0)) if record.fate is None else (-1, 0)
@@ -151,7 +152,7 @@ def states_of(machine: Coordinator, names: Iterable[str] | None = None) -> list[
             member=name,
             agent=introduction.agent,
             pid=introduction.pid,
-            host=introduction.host,
+            host=_host_of(introduction, shared),
             rank=rank,
             share=share,
             phase=report.phase.value,
@@ -163,6 +164,20 @@ def states_of(machine: Coordinator, names: Iterable[str] | None = None) -> list[
         )
         states.append(_with_holdings(state, record, holdings) if record.is_server else state)
     return states
+
+
+def _shared_names(records: Iterable[Record]) -> set[str]:
+    """The names that several hosts have."""
+    addresses: dict[str, set[str]] = {}
+    for record in records:
+        addresses.setdefault(record.introduction.host, set()).add(record.introduction.card.address[0])
+    return {name for name, found in addresses.items() if len(found) > 1}
+
+
+def _host_of(introduction: Introduction, shared: Collection[str]) -> str:
+    """The name of its host, for people; with the address where it is not the only host of that name."""
+    name = introduction.host
+    return f"{name} ({introduction.card.address[0]})" if name in shared else name
 
 
 class _Holdings(NamedTuple):

@@ -42,6 +42,7 @@ from paceline.control.journal import Journal, MemberState
 from paceline.control.leases import LeaseReport
 from paceline.control.messages import AgentReport, Plan, Report
 from paceline.control.progress import Progress, Recorded
+from paceline.control.reader import STARTING
 from paceline.control.recorder import Recorder, states_of
 from paceline.control.roster import Fate
 from paceline.control.switchboard import Callers, Switchboard
@@ -247,12 +248,13 @@ class Service:
 
     def _look(self) -> tuple[list[MemberState], dict[str, str]]:
         with self._driver.standing_still() as machine:
-            states, standing = states_of(machine), machine.standing
+            states, standing, starting = states_of(machine), machine.standing, machine.starting()
         status = _ending_of(standing) or ("gathering" if standing.current is None else "running")
         if not standing.over and standing.current is not None and standing.fence > standing.newest:
             status = "fencing"
         run = {"name": self.config.run, "status": status, "reason": standing.reason or standing.halting}
         run |= {"applied": str(max((state.applied for state in states), default=-1)), "started": self._started.decode()}
+        run[STARTING] = msgspec.json.encode(starting).decode()
         return states, run | {f"fact/{name}": value for name, value in (standing.facts or {}).items()}
 
     def _answer(self, member: str, recorded: Recorded) -> None:
@@ -298,8 +300,11 @@ class Service:
         return calls.Reply()
 
     def _halt(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+        """Whether the run was at work: if not, there is no step to wait for."""
+        with self._driver.standing_still() as machine:
+            is_at_work = machine.standing.current is not None or machine.standing.pending is not None
         self._driver.post(Halt(request.read(str)))
-        return calls.Reply()
+        return calls.Reply(is_at_work)
 
     def _invite(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
         valid_s, uses = request.read(tuple[float, int])

@@ -142,6 +142,16 @@ class ServerManager:
         return any(replicas.of(server) is not None for replicas in self.placement.ranges)
 
 
+def idle_in(aim: Aim) -> frozenset[str]:
+    """The servers that get nothing to hold."""
+    return frozenset(aim.sites) - {home for homes in aim.homes for home in homes}
+
+
+def say_idle(server: str, aim: Aim) -> str:
+    ranges = "1 range of parameters" if len(aim.homes) == 1 else f"{len(aim.homes)} ranges of parameters"
+    return f"server {server} holds nothing: the run has {ranges}, and other servers have all; fewer --servers would do"
+
+
 def _sites_of(servers: Sequence[Record]) -> dict[str, Site]:
     return {
         record.member: Site(record.introduction.capacity or 1.0, record.introduction.card.host) for record in servers

@@ -272,7 +272,7 @@ class Agent:
         while not self._stopping.is_set():
             try:
                 deadline = Deadline(2.0, "asking the coordinator to end the run")
-                command(self._ticket, "halt", reason, answer_type=type(None), deadline=deadline)
+                command(self._ticket, "halt", reason, answer_type=bool, deadline=deadline)
                 return
             except PacelineError as error:
                 if time.monotonic() > ends_at:

@@ -21,6 +21,8 @@ from paceline.errors import PacelineError
 START_AGAIN = 75
 # `paceline run` ends with this code where the run came to its end, but without updates that were lost for good.
 LOST = 77
+# With this one where its last state could not be saved: what follows it would go on with an older model.
+UNSAVED = 78
 
 # The exit code of a strict run that ended, but without a worker that it was asked to have.
 INCOMPLETE = 3

@@ -6,7 +6,7 @@ import logging
 import os
 import pickle
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ def launch(
     If the run fails, its root cause is raised: the worker's own exception, with its traceback as a note, where it has
     one that can travel, else `LaunchFailed`. A `ValueError` says before anything is started that the function cannot be
     sent to other processes. A worker that was lost for good while the others went on, or that raised, returns None, and
-    the log says what it raised. A run that ended without it, or that lost updates with the last copy of a range, says
-    so on stderr; with `strict` that is a `LaunchFailed`."""
+    the log says what it raised. A run that ended without it, that lost updates with the last copy of a range, or whose
+    last state could not be saved, says so on stderr; with `strict` that is a `LaunchFailed`."""
     if worker.IMPORTING_VARIABLE in os.environ:
         raise RuntimeError(
             "launch was called while a worker imports the main script; put the call under "
@@ -72,10 +72,10 @@ def launch(
         with running.Lifetime(place) as life:
             outcome = life.host(hosting, running.local_engine(job, place.logs, results.attach))
             explanation = life.explanation(outcome) if outcome.result in (Result.FAILED, Result.HALTED) else []
-        lost = running.find_lost(place)
+        shortfall = running.find_shortfall(place)
         if outcome.result is Result.ENDED and not strict:
-            running.report(outcome, explanation, place, lost=lost)
-        return _conclude(outcome, explanation, results, place, workers, lost if strict else "")
+            running.report(outcome, explanation, place, shortfall=shortfall)
+        return _conclude(outcome, explanation, results, place, workers, shortfall.lines if strict else [])
     finally:
         results.close()
         place.close()
@@ -116,14 +116,19 @@ def _value(slot: int, left: tuple[Any, ...] | None) -> Any:
 
 
 def _conclude(
-    outcome: Outcome, explanation: list[str], results: Results, place: folders.Place, workers: int, lost: str = ""
+    outcome: Outcome,
+    explanation: list[str],
+    results: Results,
+    place: folders.Place,
+    workers: int,
+    lacks: Sequence[str] = (),
 ) -> list[Any]:
-    """`lost` is what must not be lost, and was."""
+    """`lacks` is what the run must not lack, and does."""
     found = results.take()
     if outcome.result is Result.ENDED and outcome.code:
         raise LaunchFailed(f"the run {place.name} {running.without(outcome.missing)}; logs: {place.logs}")
-    if outcome.result is Result.ENDED and lost:
-        raise LaunchFailed(f"the run {place.name} has ended, but lost {lost}; logs: {place.logs}")
+    if outcome.result is Result.ENDED and lacks:
+        raise LaunchFailed(f"the run {place.name} has ended, but {'; '.join(lacks)}; logs: {place.logs}")
     if outcome.result is Result.ENDED:
         return [_value(slot, found.get(slot)) for slot in range(workers)]
     if outcome.result is Result.INTERRUPTED:

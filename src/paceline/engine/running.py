@@ -30,7 +30,7 @@ from paceline.custody import names
 from paceline.custody.depot import Depot
 from paceline.engine import causes, shipping
 from paceline.engine.agent import Agent
-from paceline.engine.base import Engine, Process
+from paceline.engine.base import LOST, UNSAVED, Engine, Process
 from paceline.engine.child import CoordinatorChild, ticket_of
 from paceline.engine.events import Outcome, Result
 from paceline.engine.folders import Place
@@ -38,9 +38,11 @@ from paceline.engine.local import Attach, Job, LocalEngine
 from paceline.engine.output import Output
 from paceline.engine.slots import Rules
 from paceline.engine.speeds import Capacity
-from paceline.engine.supervisor import Supervisor
+from paceline.engine.supervisor import FINISHED, Supervisor
 from paceline.engine.terminal import Terminal
 from paceline.engine.warden import Warden
+from paceline.watch import losses as shortfalls
+from paceline.watch.losses import Shortfall
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
@@ -200,28 +202,47 @@ def local_engine(job: Job, logs: Path, attach: Attach | None = None) -> MakeEngi
     return make
 
 
-def find_lost(place: Place) -> str:
-    """What the run has lost for good, in words; empty if nothing."""
-    from paceline.watch.losses import find_lost as find
-
+def find_shortfall(place: Place) -> Shortfall:
     if not (place.folder / DATABASE).exists():
-        return ""  # a script without a session has nothing to lose
+        return Shortfall()  # a script without a session has nothing to lose
     try:
         with RunReader(place.folder) as reader:
-            return str(find(reader) or "")
+            return shortfalls.find_shortfall(reader)
     except JournalError as error:
         logger.warning("whether anything was lost cannot be said: %s", error)
+        return Shortfall()
+
+
+def why_stopped(outcome: Outcome, place: Place) -> str:
+    """Why the run ended before its end, though nothing failed: somebody asked for it; else empty."""
+    if outcome.result is not Result.ENDED or outcome.reason in ("", FINISHED):
         return ""
+    with contextlib.suppress(JournalError), RunReader(place.folder) as reader:
+        return outcome.reason if reader.status().status == "interrupted" else ""
+    return ""
+
+
+def code_of(outcome: Outcome, shortfall: Shortfall) -> int:
+    """The exit code of the command; one that has another reason to be no 0 keeps it."""
+    return outcome.code or (LOST if shortfall.lost else UNSAVED if shortfall.unsaved else 0)
 
 
 def report(
-    outcome: Outcome, explanation: list[str], place: Place, resume: Sequence[str] | None = (), lost: str = ""
+    outcome: Outcome,
+    explanation: list[str],
+    place: Place,
+    resume: Sequence[str] | None = (),
+    shortfall: Shortfall = Shortfall(),
+    stopped: str = "",
 ) -> None:
-    """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here; None if
-    no worker was here that could have left anything."""
-    if outcome.result is Result.ENDED and not lost and not outcome.missing:
+    """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here, None if
+    no worker was here that could have left anything; `stopped` why the run ended before its end."""
+    if outcome.result is Result.ENDED and not any(shortfall) and not outcome.missing and not stopped:
         return
-    if outcome.result is Result.ENDED:
+    if outcome.result is Result.ENDED and stopped:
+        further = _how_to_resume(place, resume) or ["nothing was saved: the run has no checkpoint in its folder"]
+        lines = [f"paceline: the run {place.name} was stopped: {stopped}", *further]
+    elif outcome.result is Result.ENDED:
         how = without(outcome.missing) if outcome.missing else "has ended"
         lines = [f"paceline: the run {place.name} {how}"]
     elif outcome.result is Result.HALTED:
@@ -229,11 +250,8 @@ def report(
     elif outcome.result is Result.FAILED:
         lines = [f"paceline: the run {place.name} failed", *explanation]
     else:
-        lines = [f"paceline: the run {place.name} was interrupted"]
-        if resume and (found := names.find(place.folder / names.FOLDER)):
-            lines += [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
-    if lost:
-        lines.append(f"lost: {lost}")
+        lines = [f"paceline: the run {place.name} was interrupted", *_how_to_resume(place, resume)]
+    lines += shortfall.lines
     with contextlib.suppress(OSError):
         print("\n".join([*lines, f"logs: {place.logs}"]), file=sys.stderr, flush=True)
 
@@ -241,6 +259,13 @@ def report(
 def without(missing: Sequence[str]) -> str:
     workers = "a worker" if len(missing) == 1 else f"{len(missing)} workers"
     return f"ended without {workers} that it was asked to have: {'; '.join(missing)}"
+
+
+def _how_to_resume(place: Place, resume: Sequence[str] | None) -> list[str]:
+    """After what was a person's wish; nothing where there is no checkpoint."""
+    if not resume or not (found := names.find(place.folder / names.FOLDER)):
+        return []
+    return [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
 
 
 def _how_to_go_on(place: Place, resume: Sequence[str] | None) -> list[str]:

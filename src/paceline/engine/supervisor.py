@@ -55,6 +55,7 @@ from paceline.engine.events import (
 )
 from paceline.engine.slots import Rules, Slot, State, label_of
 
+FINISHED = "all processes of the script have ended"  # why a run ends whose script has no session
 REFUSED = 2  # the coordinator's exit code when starting it again would not help
 
 
@@ -340,7 +341,7 @@ class Supervisor:
             self._end_coordinator()
             return
         if self.stage in (Stage.WORKING, Stage.ASKED):
-            self._halt("all processes of the script have ended")
+            self._halt(FINISHED)
         self._coordinator_ends_at = self._now + (self.rules.grace_s if self._asked else self.rules.farewell_s)
 
     def _end_coordinator(self) -> None:
@@ -415,6 +416,8 @@ class Supervisor:
             missing = tuple(f"{slot.label} {slot.lost}" for slot in self._workers.slots if slot.lost)
             code = INCOMPLETE if missing and self.rules.strict else 0
             self.outcome = Outcome(Result.ENDED, code, reason=self._reason, missing=missing)
+            if self._servers.slots and not self._sessions and self.rules.owns_coordinator:
+                self._do(Say("the servers were not used: the script has no session"))
 
     def _failed_afterwards(self) -> Slot | None:
         """A worker that was let go in peace and failed after that, perhaps before the agent knew that all was over; a

@@ -92,6 +92,25 @@ def check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
         raise ValueError("no parameter is trainable; set requires_grad of those that are to be trained")
 
 
+def check_known(
+    before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """What came into the model since must be in an optimizer: `before` are the parameters as they were, by name."""
+    known = {id(one) for one in before.values()}
+    strangers = {name: one for name, one in now.items() if one.requires_grad and id(one) not in known}
+    if not strangers:
+        return
+    updated = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+    for name, stranger in strangers.items():
+        if id(stranger) not in updated:
+            what = "is another one than" if name in before else "was not there"
+            raise StrategyError(
+                f"the parameter {name} of the model {what} when the session was made, and no optimizer has it: it "
+                "would be neither trained nor the same on all workers. Replace layers (model.fc = ...) before the "
+                "optimizer and the session are made; give new values to the old ones by load_state_dict or copy_"
+            )
+
+
 def check_settings(clip_norm: float | None, micro_batch: int | None, nonfinite: str, verify_every: int) -> None:
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm={clip_norm} must be more than 0; use None to leave gradients as they are")

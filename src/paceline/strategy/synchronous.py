@@ -94,6 +94,8 @@ class Synchronous:
         self._hyper = digests.HyperParameters(self._optimizers, settings)
         self._buffers = Buffers(self._modules)
         self._collector: Collector | None = None
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._idle: set[int] = set()  # parameters that got no gradient once
         self.sparse = Sparse(named_tables(self._modules), self._optimizers, seed)
         self._row_gradients: RowGradients = {}
         # To optimizers a table is a parameter without elements, which has no gradient.
@@ -135,18 +137,36 @@ class Synchronous:
         self._collector = Collector(trained, self._store, self._check)
 
     def _trained(self) -> dict[str, torch.Tensor]:
-        self._parameters = collect(self._modules, self._optimizers)
-        refusals.check_parameters(self._parameters)
+        found = collect(self._modules, self._optimizers)
+        refusals.check_parameters(found)
+        if self._parameters:
+            refusals.check_known(self._parameters, found, self._optimizers)
+        self._parameters, self._idle = found, set()
         return {
             name: parameter
             for name, parameter in self._parameters.items()
             if parameter.requires_grad and id(parameter) not in self._stand_ins
         }
 
-    def _what_is_trained(self) -> tuple[int, list[bool]]:
-        """Differs when the script froze or thawed something, or gave an optimizer more; cheap."""
-        num = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
-        return num, [parameter.requires_grad for parameter in self._parameters.values()]
+    def _what_is_trained(self) -> tuple[list[int], list[bool]]:
+        """Differs when the script froze or thawed something, or gave an optimizer others; cheap."""
+        updated = [
+            id(one) for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]
+        ]
+        return updated, [parameter.requires_grad for parameter in self._parameters.values()]
+
+    def _check_idle(self, used: Sequence[bool]) -> None:
+        """A parameter gets no gradient for the first time: is it still in the model, or was it replaced?"""
+        if all(used):
+            return
+        idle = {number for number, is_used in enumerate(used) if not is_used}
+        if not idle <= self._idle:
+            self._idle |= idle
+            self._check_known()
+
+    def _check_known(self) -> None:
+        """Goes through the whole model: not for every step."""
+        refusals.check_known(self._parameters, collect(self._modules, ()), self._optimizers)
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -155,6 +175,8 @@ class Synchronous:
             raise ValueError(f"samples={samples} must be from 0 to total={total}, and total at least 1")
         if self._what_is_trained() != self._laid_out_for:
             self._lay_out()
+        if self._verify_every > 0 and step % self._verify_every == 0:
+            self._check_known()
         self._newest = self._agreed = None
         exhausted = ""
         while True:
@@ -279,9 +301,9 @@ class Synchronous:
                         weighted_loss += self._backward(piece, total)
                 staged = stage()
         self._row_gradients = self.sparse.finish()
-        return Contribution(
-            step, samples, total, weight, weighted_loss, True in kinds, collector.finish(), staged, loss_fn, batch
-        )
+        used = collector.finish()
+        self._check_idle(used)
+        return Contribution(step, samples, total, weight, weighted_loss, True in kinds, used, staged, loss_fn, batch)
 
     def _backward(self, piece: calling.Piece, total: int) -> float:
         scale = piece.weight / total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -41,7 +42,7 @@ class Endings:
         # Before the handlers of `atexit`, which end what a last operation needs; threads can still be started.
         threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]
         self._hook, sys.excepthook = sys.excepthook, self._on_exception
-        self._exit, sys.exit = sys.exit, self._on_exit  # no other hook is told of a code
+        self._exit, sys.exit = sys.exit, self._on_exit  # for one outside of loops: no other hook is told of a code
         if threading.current_thread() is threading.main_thread():
             numbers = [signal.SIGTERM]
             if (not is_alone or has_checkpoints) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -72,6 +73,11 @@ class Endings:
         """The script may catch it and go on; then another operation follows."""
         self._exited = (status, self._session.operation) if status else None
         self._exit(status)
+
+    def loop_left(self) -> None:
+        """A loop over batches or epochs is given up: by a break, or by what is raised in its body."""
+        if self._hook is not None and (leaving := exit_under_way()) is not None and leaving.code:
+            self._exited = (leaving.code, self._session.operation)
 
     def failed(self, error: BaseException) -> None:
         """Tell the others why this worker goes."""
@@ -106,6 +112,26 @@ class Endings:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             self._handlers = {}
+
+
+def exit_under_way() -> SystemExit | None:
+    """The `SystemExit` that leaves a loop just now; asked by the iterator of that loop, when it is closed for that.
+
+    The interpreter tells nobody of one that a script raises by itself, without `sys.exit`. But it closes the iterators
+    of a frame that an exception leaves while that exception lives: then it is among all objects, and nothing of the
+    program refers to it. One that was made or caught before, and still lives, is kept somewhere."""
+    kept: set[int] = set()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:  # variables of functions that are at work are in no object
+        kept.update(map(id, frame.f_locals.values()))
+        frame = frame.f_back
+    found: list[SystemExit] = [one for one in gc.get_objects() if issubclass(type(one), SystemExit)]
+    while found:
+        one = found.pop()
+        # A frame that refers to it is this one, or one through which it came.
+        if id(one) not in kept and all(isinstance(by, FrameType) or by is found for by in gc.get_referrers(one)):
+            return one
+    return None
 
 
 def _exit_now(code: int) -> None:

@@ -94,6 +94,8 @@ class TrainingLedger:
         if base > 0 and (start is None or start.operation != base):
             start = self.saver.read(base)
         if self._resumes:
+            if base <= 0:
+                self.saver.check_intact()
             self.saver.abandon_after(base)
         if start is not None and start.operation == base:
             if start.position > self._length:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.control import losses
+
 REMARKS: dict[str, Callable[[str], tuple[str, str]]] = {
     "published": lambda text: ("checkpoint", text),
     "failed": lambda text: ("warning", f"no checkpoint: {text}"),
@@ -16,6 +18,7 @@ REMARKS: dict[str, Callable[[str], tuple[str, str]]] = {
     "burden": lambda text: ("warning", text),
     "skipped step": lambda text: ("warning", f"step skipped: {text}"),
     "resumed": lambda text: ("resumed", text),
+    losses.NOT_SAVED: lambda text: (losses.NOT_SAVED, text),
     "lost updates": lambda text: ("lost updates", text),
     "lost ranges": lambda text: ("warning", text),
 }

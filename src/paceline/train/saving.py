@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.checkpoint import CheckpointError, Contents, Keeper
-from paceline.checkpoint.pending import Pending
+from paceline.checkpoint import CheckpointError, Contents, CorruptCheckpoint, Keeper
+from paceline.checkpoint.pending import Pending, Stage
 from paceline.control.messages import NOTHING
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
@@ -72,6 +72,7 @@ class Saver:
         self._last: Pending | None = None
         self._last_time = time.monotonic()
         self.last_operation = NOTHING
+        self._owed = NOTHING  # the operation of the end, whose state must be in a checkpoint
         self._last_done = 0
 
     @property
@@ -84,7 +85,7 @@ class Saver:
         return choose(self._folder, self._own, self._depot, is_given=self._settings.folder is not None)
 
     def newest(self) -> Contents | None:
-        """The newest checkpoint that is intact; bad ones are reported and put aside."""
+        """The newest checkpoint that is intact; bad ones that are newer are reported and put aside."""
         return self._source.newest(self._on_event) if self._folder is not None else None
 
     @property
@@ -99,15 +100,27 @@ class Saver:
 
     def read(self, operation: int) -> Contents:
         """The checkpoint that this worker said it could start from. `Evicted` if it cannot be read after all: it is put
-        aside, and whoever starts next takes an older one."""
+        aside, and whoever starts next takes an older one. If there is none, `CorruptCheckpoint`."""
         try:
             return self._source.read(operation)
         except CheckpointError as error:
+            self.check_intact()
             self._source.set_aside([operation])
             self._on_event("skipped checkpoint", f"{path_of(Path(), operation).name}: {error}")
             raise Evicted(f"the checkpoint of operation {operation} cannot be read ({error})") from error
         except CustodyError as error:
             raise Evicted(f"the checkpoint of operation {operation} cannot be had ({error})") from error
+
+    def check_intact(self) -> None:
+        """A run that was trained does not begin anew by itself, and what is left of its checkpoints stays where it is:
+        `CorruptCheckpoint` if there are any, and none can be read."""
+        if self._folder is None or not self._source.operations() or not (damaged := self._source.damaged()):
+            return
+        which = "; ".join(why if path.name in why else f"{path.name}: {why}" for path, why in damaged)
+        raise CorruptCheckpoint(
+            f"none of the run's checkpoints can be read, so it cannot go on: {which}. They stay where they are, in "
+            f"{damaged[0].path.parent}: put a good copy in their place, or move them away, and it begins anew"
+        )
 
     def abandon_after(self, operation: int) -> None:
         """The run starts again from this operation: later checkpoints are of a history that goes on no more."""
@@ -136,7 +149,11 @@ class Saver:
     def take(self, contents: Contents, *, score: float | None = None, wait: bool = False) -> None:
         """Snapshot the state of a clean point; one that has a score is not skipped while an older one gets on. That of
         the end waits for as long as it takes."""
-        if self._folder is None or contents.operation == self.last_operation or self._is_in_vain():
+        if self._folder is None:
+            return
+        if wait:
+            self._owed = contents.operation
+        if contents.operation == self.last_operation or self._is_in_vain():
             return
         if self._keeper is None:
             settings = self._settings
@@ -189,6 +206,17 @@ class Saver:
         ends_at = time.monotonic() + (WRITING_S if self._source.is_near else SENDING_S)
         while not wait(_SLICE_S) and time.monotonic() < ends_at and not self._is_in_vain():
             pass
+
+    def unsaved(self) -> str:
+        """Why the state of the end is in no checkpoint, in words; empty if it is in one. Asked after `close`, which may
+        still have published it."""
+        last = self._last if self._last is not None and self._last.operation == self._owed else None
+        if self._owed == NOTHING or self._is_in_vain() or (last is not None and last.stage is Stage.PUBLISHED):
+            return ""
+        why = "the one before it is still being written" if last is None else last.error or "the disk does not answer"
+        newest = self.newest_name() if self.is_near else NOTHING
+        others = f"; the newest checkpoint is that of operation {newest}" if newest != NOTHING else ""
+        return f"the state after operation {self._owed}, the last one, is in no checkpoint: {why}{others}"
 
     def _is_in_vain(self) -> bool:
         return self._depot is not None and self.is_orphaned()

@@ -37,6 +37,7 @@ import torch
 from torch import nn
 
 from paceline.balance.minimum import ANY, WITH_STATISTICS
+from paceline.control import losses
 from paceline.control.client import MemberClient
 from paceline.control.member_events import Fail, Kind, Leave, Ready
 from paceline.control.messages import Phase, Plan
@@ -172,6 +173,7 @@ class Session:
             resumes=checkpoints.resume or self._ticket is not None,
         )
         self._joined: joining.Joined | None = None
+        self._untold: list[tuple[str, str]] = []  # remarks from before that
         self._servers: GroupClient | None = None
         self._endings = Endings(self)
         self.halting = Halting(self._ticket)
@@ -296,6 +298,9 @@ class Session:
             self._ledger.in_loop, self._ledger.book.is_stopped = True, False
             try:
                 yield Epoch(self, cursor.epoch)
+            except GeneratorExit:
+                self._endings.loop_left()
+                raise
             finally:
                 self._ledger.in_loop = False
             position = self._ledger.book.cursor.position
@@ -505,6 +510,8 @@ class Session:
                 self._halt(Orphaned(f"this worker cannot learn which checkpoints there are: {error}"))
             joined = joining.join(self._ticket, self._identity, max(base, 0), self._ledger, self.halting.begin)
             self._joined = joined
+            while self._untold:
+                joined.client.progress.remark(*self._untold.pop(0))
             self.halting.connect(joined)
             self._ledger.connect(
                 joined.run, joined.client.progress, lambda: joined.client.look(lambda machine: machine.applied)
@@ -599,6 +606,9 @@ class Session:
 
     def _leave_after_end(self) -> None:
         self._saver.close()
+        if unsaved := self._saver.unsaved():
+            logger.error("%s", unsaved)
+            self._tell(losses.NOT_SAVED, unsaved)
         assert self._joined is not None
         try:
             self._joined.membership.wait_for_release()
@@ -635,7 +645,11 @@ class Session:
     def _tell(self, kind: str, text: str) -> None:
         """For the run's log."""
         logger.info("%s: %s", kind, text)
-        if self._joined is not None and kind in REMARKS:
+        if kind not in REMARKS:
+            return
+        if self._joined is None:
+            self._untold.append(REMARKS[kind](text))
+        else:
             self._joined.client.progress.remark(*REMARKS[kind](text))
 
     def _tell_death(self, text: str) -> None:
@@ -663,6 +677,13 @@ class Epoch:
         return self._session.num_steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._batches()
+        except GeneratorExit:
+            self._session._endings.loop_left()
+            raise
+
+    def _batches(self) -> Iterator[Any]:
         session = self._session
         if session._leasing is not None:
             session._leasing.begin(self.number)

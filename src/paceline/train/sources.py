@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.checkpoint import CheckpointError, Contents, newest_good
-from paceline.checkpoint.files import read
+from paceline.checkpoint.files import Skipped, read
 from paceline.checkpoint.stores import DistantStore, LocalStore, Store
 from paceline.custody import names
 from paceline.custody.depot import Depot
@@ -37,7 +37,10 @@ class Source(Protocol):
         """Those of the checkpoints that are there, by their names, newest first."""
 
     def newest(self, tell: Tell) -> Contents | None:
-        """The newest one that is intact. Bad ones are put aside and told."""
+        """The newest one that is intact; newer ones are put aside and told. If none is, all stay where they are."""
+
+    def damaged(self) -> list[Skipped]:
+        """All that are there, with what is wrong with each, if none of them is intact; else none."""
 
     def read(self, operation: int) -> Contents: ...
 
@@ -89,22 +92,32 @@ class Local:
     def newest(self, tell: Tell) -> Contents | None:
         """In a run that is going on, the main worker removes old ones meanwhile: then there are newer ones, and this
         looks again."""
-        candidates = [self._newest_in(folder, tell) for folder in self._folders if folder.is_dir()]
-        there = [contents for contents in candidates if contents is not None]
-        return max(there, key=lambda contents: contents.operation, default=None)
+        newest, bad = self._look()
+        for path, reason in bad if newest is not None else ():
+            with contextlib.suppress(FileNotFoundError):
+                names.set_aside(path)
+                tell("skipped checkpoint", f"{path.name}: {reason}")
+        return newest
 
-    def _newest_in(self, folder: Path, tell: Tell) -> Contents | None:
-        contents = None
+    def damaged(self) -> list[Skipped]:
+        newest, bad = self._look()
+        return bad if newest is None else []
+
+    def _look(self) -> tuple[Contents | None, list[Skipped]]:
+        """The newest one of all folders that is intact, and which ones are not."""
+        found = [self._look_into(folder) for folder in self._folders if folder.is_dir()]
+        there = [contents for contents, _ in found if contents is not None]
+        newest = max(there, key=lambda contents: contents.operation, default=None)
+        return newest, [one for _, skipped in found for one in skipped]
+
+    def _look_into(self, folder: Path) -> tuple[Contents | None, list[Skipped]]:
+        contents, bad = None, list[Skipped]()
         for _ in range(_LOOKS):
             contents, skipped = newest_good(folder)
             bad = [one for one in skipped if one.path.exists()]
-            for path, reason in bad:
-                with contextlib.suppress(FileNotFoundError):
-                    names.set_aside(path)
-                    tell("skipped checkpoint", f"{path.name}: {reason}")
             if len(bad) == len(skipped):
                 break
-        return contents
+        return contents, bad
 
     def read(self, operation: int) -> Contents:
         paths = [found.path for found in self._found() if found.operation == operation]
@@ -144,15 +157,32 @@ class Distant:
         return self._known
 
     def newest(self, tell: Tell) -> Contents | None:
+        newest, bad, _ = self._look()
+        if newest is not None and bad:
+            self.set_aside([operation for operation, _ in bad])
+            for operation, reason in bad:
+                tell("skipped checkpoint", f"operation {operation}: {reason}")
+        return newest
+
+    def damaged(self) -> list[Skipped]:
+        newest, bad, is_sure = self._look()
+        if newest is not None or not is_sure:
+            return []
+        return [Skipped(names.path_of(Path(names.FOLDER), operation), reason) for operation, reason in bad]
+
+    def _look(self) -> tuple[Contents | None, list[tuple[int, str]], bool]:
+        """The newest one that is intact, those that are not, and whether all that were looked at could be had."""
+        bad: list[tuple[int, str]] = []
+        is_sure = True
         for operation in self._depot.operations():
             try:
-                return self.read(operation)
+                return self.read(operation), bad, is_sure
             except CheckpointError as error:
-                self.set_aside([operation])
-                tell("skipped checkpoint", f"operation {operation}: {error}")
+                bad.append((operation, str(error)))
             except CustodyError as error:
+                is_sure = False
                 logger.warning("the checkpoint of operation %d was not fetched: %s", operation, error)
-        return None
+        return None, bad, is_sure
 
     def read(self, operation: int) -> Contents:
         try:

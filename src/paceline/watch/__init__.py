@@ -11,5 +11,6 @@ history.py    losses and metrics as lists; which rows count after a rollback
 look.py       what one look finds
 servers.py    what there is to say of servers
 names.py      what members are called
+newcomers.py  processes that have not joined yet
 words.py      numbers, times and names as people read them
 """

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.control.reader import EventRow, MemberRow
-from paceline.watch import servers, sharing, words
+from paceline.watch import newcomers, servers, sharing, words
 from paceline.watch.look import STILL, Look
 from paceline.watch.names import Names
 
@@ -46,6 +46,7 @@ KIND_STYLE = {
     "lost": "red",
     "lost ranges": "red",
     "lost updates": "red",
+    "not saved": "red",
     "rollback": "yellow",
     "warning": "yellow",
     "halting": "yellow",
@@ -71,6 +72,8 @@ def picture(look: Look, width: int, height: int) -> RenderableType:
     if look.living_servers:
         serving = servers.in_one_line(look.living_servers)
         notes.insert(0, Text(serving, no_wrap=True, overflow="ellipsis"))
+    if look.newcomers and height >= LOW:
+        notes.insert(0, newcomer_line(look))
     # A header of two lines, two headings, the line for the others.
     room = height - len(head) - len(events) - len(notes) - 4
     parts: list[RenderableType] = [*head]
@@ -91,6 +94,10 @@ def sharing_lines(look: Look) -> list[Text]:
             Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in sharing.crowded(look.members)
         ]
     return lines
+
+
+def newcomer_line(look: Look) -> Text:
+    return Text(newcomers.in_one_line(look.newcomers), style="yellow", no_wrap=True, overflow="ellipsis")
 
 
 def header(look: Look) -> Text:

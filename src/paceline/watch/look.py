@@ -21,6 +21,7 @@ from paceline.control.folder import LOCK_FILE
 from paceline.control.reader import EventRow, MemberRow, PlanRow, RunReader, RunStatus, StepRecord
 from paceline.watch.history import foundings_of
 from paceline.watch.names import Names
+from paceline.watch.newcomers import Newcomer, newcomers_of
 
 OVER = ("ended", "failed")
 STILL = (*OVER, "interrupted")
@@ -34,7 +35,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """`epoch` and `position` are the cursor, None before the first step; 0 stands for a figure that is not known.
     `step` counts the steps of the history, `operation` is the number of the last one in the run's sequence.
     `members` are workers and servers, those that live first, by rank; `sharing` is the last change of shares, `names`
-    what members are called."""
+    what members are called, `newcomers` who has not joined yet."""
 
     folder: Path
     now: float
@@ -59,6 +60,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[EventRow, ...]
     sharing: EventRow | None = None
     names: Names = Names()
+    newcomers: tuple[Newcomer, ...] = ()
 
     @property
     def workers(self) -> tuple[MemberRow, ...]:
@@ -170,6 +172,8 @@ def describe(
     if last is not None and position is not None and length and batch:
         # Where it can be told from the cursor: rows that a rollback took back are counted by the database too.
         step = last.epoch * -(-length // batch) + -(-position // batch)
+    is_deserted = status.status not in STILL and now - news > QUIET_S and coordinator_is_gone(folder)
+    starting = () if status.status in STILL or is_deserted else status.starting
     return Look(
         folder=folder,
         now=now,
@@ -190,11 +194,12 @@ def describe(
         dataset_length=length,
         global_batch=batch,
         num_epochs=sizes.num_epochs,
-        is_deserted=status.status not in STILL and now - news > QUIET_S and coordinator_is_gone(folder),
+        is_deserted=is_deserted,
         members=tuple(ordered),
         events=tuple(events),
         sharing=sharing,
         names=Names.of(folder, ordered),
+        newcomers=newcomers_of(starting, ordered, folder),
     )
 
 

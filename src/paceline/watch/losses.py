@@ -1,5 +1,5 @@
 """What a run has lost for good, from its events: the last copy of ranges of parameters, with updates that no checkpoint
-and no worker has."""
+and no worker has; or its last state, where no checkpoint of it could be written."""
 
 from __future__ import annotations
 
@@ -45,6 +45,31 @@ def find_lost(reader: RunReader) -> Lost | None:
     is_known = sizes.dataset_length and sizes.global_batch
     samples = losses.num_samples(numbers, sizes.dataset_length, sizes.global_batch) if is_known else -1
     return Lost(len(numbers), samples)
+
+
+def find_unsaved(reader: RunReader) -> str:
+    """Why the last state of the run is in no checkpoint, in words; empty if it is in one, or if the run went on."""
+    told = reader.last_event(losses.NOT_SAVED)
+    if told is None or any(plan.start == Start.FOUND.value and plan.time > told.time for plan in reader.plans()):
+        return ""
+    return told.text
+
+
+class Shortfall(NamedTuple):
+    """What a run lacks, in words; empty for nothing: updates that are `lost` for good, and its last state if that is
+    `unsaved`."""
+
+    lost: str = ""
+    unsaved: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        found = {"lost": self.lost, "not saved": self.unsaved}
+        return [f"{what}: {text}" for what, text in found.items() if text]
+
+
+def find_shortfall(reader: RunReader) -> Shortfall:
+    return Shortfall(str(find_lost(reader) or ""), find_unsaved(reader))
 
 
 def _standing(event: EventRow, plans: list[PlanRow], operations: list[int]) -> int:

@@ -14,6 +14,11 @@ from paceline.control.reader import MemberRow
 from paceline.watch import words
 
 
+def is_here(row: MemberRow) -> bool:
+    """Whether a member was started on this machine, by its name; where several have it, the address stands behind."""
+    return row.host.partition(" (")[0] == platform.node()
+
+
 class Names(msgspec.Struct, frozen=True):
     """By id: the role of each member, and what it is called if not by its id."""
 
@@ -24,7 +29,7 @@ class Names(msgspec.Struct, frozen=True):
     def of(cls, folder: Path, members: Iterable[MemberRow]) -> Names:
         """Of the members of the run in this folder."""
         members = list(members)
-        servers = [row for row in members if row.is_server and row.host == platform.node()]
+        servers = [row for row in members if row.is_server and is_here(row)]
         label_of = read_started(folder).label_of if servers else {}
         return cls(
             {row.member: row.role for row in members},

@@ -7,24 +7,28 @@ from `open_run` that says which folders have one.
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
 from paceline.control.journal import DATABASE, JournalError
 from paceline.control.reader import EventRow, MemberRow, RunReader
 from paceline.watch import servers, sharing, words
-from paceline.watch.live import event_line, header, sharing_lines, state_of, worker_table
+from paceline.watch.live import event_line, header, newcomer_line, sharing_lines, state_of, worker_table
 from paceline.watch.look import STILL, Look, look_at
+from paceline.watch.losses import find_shortfall
 from paceline.watch.names import Names
 from paceline.watch.servers import staleness_of
 
 MAX_MEMBERS = 20
 MAX_EVENTS = 10
 MAX_NAMED = 5
+UNLIMITED = 10_000
 
 
 def open_run(folder: Path) -> RunReader:
@@ -46,11 +50,18 @@ def open_run(folder: Path) -> RunReader:
     )
 
 
+def console_here() -> Console:
+    """For standard output. Into a file or a pipe, where nobody has said how wide it is, lines stay whole."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=UNLIMITED)
+
+
 def as_json(reader: RunReader) -> dict[str, Any]:
     """Plain values; what is not known is None, times are seconds since 1970."""
     look = look_at(reader, time.time())
+    lost, unsaved = find_shortfall(reader)
     return {
-        "run": _run(look),
+        "run": {**_run(look), "lost": lost or None, "not_saved": unsaved or None},
         "members": [_member(member, look.names) for member in look.members],
         "events": [_event(event) for event in look.events],
     }
@@ -62,10 +73,16 @@ def render(reader: RunReader, console: Console) -> None:
     console.print(header(look))
     if look.reason and look.state != "failed":
         console.print(Text(words.one_line(look.reason, 400)))
+    for lack in find_shortfall(reader).lines:
+        console.print(Text(words.one_line(lack), style="red"))
     if look.started:
         console.print(Text(f"started {words.moment(look.started)}, generation {look.generation}, in {look.folder}"))
     if look.workers:
         console.print(worker_table(look.workers, look.workers, console.width, MAX_MEMBERS))
+    if look.newcomers:
+        line = newcomer_line(look)
+        line.no_wrap = False
+        console.print(line)
     if look.servers:
         if look.living_servers:
             console.print(Text(servers.in_one_line(look.living_servers)))
@@ -101,6 +118,7 @@ def _run(look: Look) -> dict[str, Any]:
         "samples_per_s": _finite(look.samples_per_s),
         "last_step": look.last_step or None,
         "shares": None if look.sharing is None else {"since": look.sharing.time, "reason": look.sharing.text},
+        "starting": [msgspec.to_builtins(newcomer) for newcomer in look.newcomers],
         "crowded": [] if look.state in STILL else sharing.crowded(look.members),
     }
 

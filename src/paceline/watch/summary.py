@@ -21,7 +21,7 @@ from paceline.watch.audit import audit
 from paceline.watch.history import metrics, standing_steps
 from paceline.watch.live import event_text
 from paceline.watch.look import STILL, Figures
-from paceline.watch.losses import find_lost
+from paceline.watch.losses import find_shortfall
 
 CHECKPOINTS, LOGS = "checkpoints", "logs"  # folders of a run
 LOSSES = ("dead", "failed", "evicted")
@@ -61,8 +61,7 @@ def summarise(reader: RunReader) -> list[str]:
     events = [event for event in reader.events() if event.member not in servers]
     lines += _outages(find_outages(steps, plans, events))
     lines += _audit(status, steps, plans)
-    if (lost := find_lost(reader)) is not None:
-        lines.append(f"lost: {lost}")
+    lines += find_shortfall(reader).lines
     lines += _places(folder)
     return [words.clean(line).replace("\n", " ") for line in lines] + _cause(status)
 
