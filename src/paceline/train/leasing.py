@@ -144,12 +144,13 @@ class LeaseLoop:
         return Need(epoch=self._epoch, prefix=prefix, settled=self._leases.settled)
 
     def _pull(self, lease: int) -> bool:
-        """Have parameters that this lease may be computed with; False if an earlier lease, or the end, comes first."""
+        """Have parameters that this lease may be computed with; False if another comes first, or more is to be said of
+        what is done."""
         need = self._need(lease)
         if self._pulled and need.prefix == 0:
             self._served.rely_on(need)
             return True
-        return self._served.pull(need, self._leases.gives_way)
+        return self._served.pull(need, lambda: self._leases.gives_way(need.prefix, need.settled))
 
     # -- a lease -----------------------------------------------------------------------------------------------------
 

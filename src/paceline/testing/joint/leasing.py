@@ -89,25 +89,15 @@ class Leasing:
         errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, hand.epoch, prefix, settled))
 
         def gives_way() -> bool:
-            return self._gives_way(lease, settled)
+            if self._at != (hand.epoch, lease) or self.is_busy:
+                return True
+            if hand.gives_way(prefix, settled):
+                self._at = (-1, -1)
+                world.after(0.0, self._worker.receive, self._look)
+                return True
+            return False
 
         Trip(world, self._worker, errand, None, lambda seen: self._compute(lease, seen), gives_way)
-
-    def _gives_way(self, lease: int, settled: int) -> bool:
-        """Whether this is no longer what it waits for: a lower lease or the end has come, or more is known done."""
-        hand = self.hand
-        if self._at != (hand.epoch, lease) or self.is_busy:
-            return True
-        if hand.has_lower() or hand.is_stopped or hand.is_finished:
-            hand.put_back()
-            self._at = (-1, -1)
-            self._world.after(0.0, self._worker.receive, self._look)
-            return True
-        placement = self._worker.placement
-        if hand.settled > settled and any(one.origin > placement.began for one in placement.ranges):
-            self._pull(lease)
-            return True
-        return False
 
     def _compute(self, lease: int, seen: Logs) -> None:
         epoch = self.hand.epoch
