@@ -43,6 +43,41 @@ def test_every_host_that_is_left_has_the_run(seed: int, hosts: str, freezes: boo
     assert len({state.applied for state in left.values()}) <= 2, "one may be an operation behind"
 
 
+def lose_head_with_servers(
+    seed: int, hosts: str, *, freezes: bool, num_replicas: int = 2, mutation: Mutation = SOUND
+) -> World:
+    """Servers are on all hosts, so that each range has a copy on one that is left."""
+    world = World(seed, mutation._replace(num_hosts=3, num_replicas=num_replicas), calm=True, mode="sync")
+    for process in list(world.processes.values()):
+        world.kill(process, "was released")
+    for agent in world.agents.values():
+        agent.children.clear()
+        agent.start_server()
+    for host in hosts:
+        world.agents[host].start()
+
+    def lose() -> None:
+        living = world.living()
+        if living and min(worker.state.steps for worker in living) > 0:
+            world.halting.lose_head(freezes=freezes)
+        else:
+            world.after(0.1, lose)
+
+    world.after(5.0 + seed % 17 / 20, lose)
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+@pytest.mark.parametrize("hosts", PLACES)
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_on_servers_is_left_behind_with_the_run(seed: int, hosts: str, freezes: bool) -> None:
+    world = lose_head_with_servers(seed, hosts, freezes=freezes)
+    left = world.halting.left
+    assert not world.halting.lacked
+    assert left
+
+
 def waits_for_ever(sight: Sight, patience_s: float) -> Move:
     return Move.WAIT
 
