@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 import pytest
 
 from paceline.control.lost_head import DESERTED_S, Move, Sight, decide, is_deserted
+from paceline.placement.placement import Placement
+from paceline.server.errand import Errand
 from paceline.testing.joint import Violation, World
 from paceline.testing.joint.mutations import SOUND, Mutation
 
@@ -76,6 +81,25 @@ def test_what_is_on_servers_is_left_behind_with_the_run(seed: int, hosts: str, f
     left = world.halting.left
     assert not world.halting.lacked
     assert left
+
+
+class AsksPrimariesOnly(Errand):
+    def _speakers(self, placement: Placement) -> Mapping[str, Sequence[int]]:
+        return placement.ranges_of
+
+
+class LeavesTheLastStepOut(Errand):
+    def __init__(self, ranges: Iterable[int], *, orphaned: bool = False, **content: Any) -> None:
+        if orphaned:
+            content["commit"] = None
+        super().__init__(ranges, orphaned=orphaned, **content)
+
+
+@pytest.mark.parametrize("errand", [AsksPrimariesOnly, LeavesTheLastStepOut])
+def test_a_worker_that_gathers_otherwise_is_seen(errand: type[Errand]) -> None:
+    mutation = Mutation("gathers otherwise", errand=errand)
+    worlds = (lose_head_with_servers(seed, "bc", freezes=False, mutation=mutation) for seed in range(20))
+    assert any(world.halting.lacked for world in worlds)
 
 
 def waits_for_ever(sight: Sight, patience_s: float) -> Move:
