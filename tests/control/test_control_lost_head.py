@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 import pytest
 
 from paceline.control.lost_head import DESERTED_S, Move, Sight, decide, is_deserted
+from paceline.placement.placement import Placement
+from paceline.server.errand import Errand
 from paceline.testing.joint import Violation, World
 from paceline.testing.joint.mutations import SOUND, Mutation
 
@@ -41,6 +46,60 @@ def test_every_host_that_is_left_has_the_run(seed: int, hosts: str, freezes: boo
     assert {world.workers[name].host for name in left} == {"b", "c"}
     assert min(state.applied for state in left.values()) > 0
     assert len({state.applied for state in left.values()}) <= 2, "one may be an operation behind"
+
+
+def lose_head_with_servers(
+    seed: int, hosts: str, *, freezes: bool, num_replicas: int = 2, mutation: Mutation = SOUND
+) -> World:
+    """Servers are on all hosts, so that each range has a copy on one that is left."""
+    world = World(seed, mutation._replace(num_hosts=3, num_replicas=num_replicas), calm=True, mode="sync")
+    for process in list(world.processes.values()):
+        world.kill(process, "was released")
+    for agent in world.agents.values():
+        agent.children.clear()
+        agent.start_server()
+    for host in hosts:
+        world.agents[host].start()
+
+    def lose() -> None:
+        living = world.living()
+        if living and min(worker.state.steps for worker in living) > 0:
+            world.halting.lose_head(freezes=freezes)
+        else:
+            world.after(0.1, lose)
+
+    world.after(5.0 + seed % 17 / 20, lose)
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+@pytest.mark.parametrize("hosts", PLACES)
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_on_servers_is_left_behind_with_the_run(seed: int, hosts: str, freezes: bool) -> None:
+    world = lose_head_with_servers(seed, hosts, freezes=freezes)
+    left = world.halting.left
+    assert not world.halting.lacked
+    assert left
+
+
+class AsksPrimariesOnly(Errand):
+    def _speakers(self, placement: Placement) -> Mapping[str, Sequence[int]]:
+        return placement.ranges_of
+
+
+class LeavesTheLastStepOut(Errand):
+    def __init__(self, ranges: Iterable[int], *, orphaned: bool = False, **content: Any) -> None:
+        if orphaned:
+            content["commit"] = None
+        super().__init__(ranges, orphaned=orphaned, **content)
+
+
+@pytest.mark.parametrize("errand", [AsksPrimariesOnly, LeavesTheLastStepOut])
+def test_a_worker_that_gathers_otherwise_is_seen(errand: type[Errand]) -> None:
+    mutation = Mutation("gathers otherwise", errand=errand)
+    worlds = (lose_head_with_servers(seed, "bc", freezes=False, mutation=mutation) for seed in range(20))
+    assert any(world.halting.lacked for world in worlds)
 
 
 def waits_for_ever(sight: Sight, patience_s: float) -> Move:

@@ -129,6 +129,20 @@ def test_it_says_of_which_attempt_the_step_was_made_already() -> None:
     assert errand.counted == Commit(1, 1, 3, 1.0)
 
 
+def test_an_orphan_does_not_give_up_a_server_whose_connection_broke_once() -> None:
+    placement = Placement(1, 1, 1, (), (replicas("a", "b"),))
+    errand = Errand(range(1), pull=Need(), exports=True, orphaned=True)
+    for server in ("a", "b"):  # a is dead, and b lives
+        assert list(errand.requests(placement)) == [server]
+        errand.lost(server)
+    assert list(errand.requests(placement)) == ["a"]
+    errand.lost("a")
+    assert errand.forlorn(placement) == set()
+    assert list(errand.requests(placement)) == ["b"]
+    errand.answered("b", Answer(1))
+    assert errand.is_done
+
+
 def test_an_orphan_asks_whoever_is_left_and_sees_what_nobody_has() -> None:
     placement = Placement(1, 1, 1, (), (replicas("a", "b"), replicas("b", "a"), replicas("a", "c")))
     errand = Errand(range(3), pull=Need(), exports=True, orphaned=True)
@@ -142,6 +156,10 @@ def test_an_orphan_asks_whoever_is_left_and_sees_what_nobody_has() -> None:
     assert {server: request.ranges for server, request in requests.items()} == {"b": (0,), "c": (2,)}
     errand.lost("c")
     errand.answered("b", Answer(1))
+    assert (errand.left, errand.forlorn(placement)) == ({2}, set())
+    for server in ("a", "c"):
+        assert list(errand.requests(placement)) == [server], "each is asked once more"
+        errand.lost(server)
     assert errand.left == errand.forlorn(placement) == {2}
     waiting = Errand(range(1), pull=Need())
     waiting.requests(placement)

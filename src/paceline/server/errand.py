@@ -2,17 +2,21 @@
 
 An errand is done when every range has taken its push and given what was pulled. Servers may die, and ranges move, in
 the middle of it: whatever is not done is asked of whoever is primary then. To ask twice is harmless. Without a
-coordinator nobody becomes primary: who is `orphaned` asks the next one that has the range, when one cannot be reached.
+coordinator nobody becomes primary: who is `orphaned` asks the next one that has the range, when one cannot be reached,
+and each of them once more, because a connection may break though its server lives.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from paceline.placement.placement import Placement
 from paceline.server.messages import Answer, Commit, Need, Push, Record, Refusal, Request, Spans
+
+ORPHAN_TRIES = 2  # with each server that has a range, before nobody has it
 
 
 class Errand:
@@ -29,7 +33,7 @@ class Errand:
     ) -> None:
         numbers = tuple(ranges)
         self._content = Request(0, (), commit, push, pull, exports, notes, orphaned=orphaned)
-        self._gone: set[str] = set()  # servers that could not be reached
+        self._losses: Counter[str] = Counter()  # how often the connection to a server broke, or could not be made
         self.records: dict[int, Record] = {}  # of ranges that were exported, or noted
         self.forgone: dict[int, Spans] = {}  # those that have lost updates for good, and which
         self._to_push = set(numbers) if commit is not None or push is not None else set()
@@ -89,8 +93,11 @@ class Errand:
 
     def _speaker(self, number: int, placement: Placement) -> str | None:
         replicas = placement.ranges[number]
-        servers = (replica.server for replica in (replicas.primary, *replicas.backups))
-        return next((server for server in servers if server not in self._gone), None)
+        servers = [replica.server for replica in (replicas.primary, *replicas.backups)]
+        losses = min(self._losses[server] for server in servers)
+        if losses >= ORPHAN_TRIES:
+            return None
+        return next(server for server in servers if self._losses[server] == losses)
 
     @property
     def is_orphaned(self) -> bool:
@@ -126,7 +133,7 @@ class Errand:
     def lost(self, server: str) -> None:
         """The connection broke: whether anything was done is found out by asking again."""
         self._under_way.pop(server, None)
-        self._gone.add(server)
+        self._losses[server] += 1
 
     @property
     def under_way(self) -> tuple[str, ...]:

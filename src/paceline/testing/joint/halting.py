@@ -5,12 +5,15 @@ The host dies with all that is on it, or it freezes: then nobody is told, and wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.control.lost_head import Move, Sight, has_seat_on
 from paceline.control.member_events import Broke, Stop
 from paceline.control.messages import Phase, Plan
-from paceline.testing.joint.truth import State
+from paceline.server.keeper import Outcome
+from paceline.server.messages import Need
+from paceline.testing.joint.truth import Log, State
 
 if TYPE_CHECKING:
     from paceline.testing.joint.workers import Worker
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 HEAD = "a"
 PATIENCE_S = 2.0
 SLACK_S = 6.0  # for the operation under way, the end and the last word
+DIAL_S = 0.3  # for one that does not answer
+RETRY_S = 0.05
+MOST_TRIES = 100
 
 
 class Halting:
@@ -26,14 +32,18 @@ class Halting:
         self._world = world
         self.lost_at = -1.0
         self.left: dict[str, State] = {}  # what workers left on their hosts
-        self._working: set[str] = set()  # members of a group that has nobody on the host that was lost
+        self.lacked: set[str] = set()  # workers that found nobody who has some range
+        self.outrun: set[str] = set()  # workers whose servers had made a step that they had not seen
+        self._gathering: set[str] = set()
+        self._working: set[str] = set()  # members of a group that needs nobody on the host that was lost
 
     def lose_head(self, *, freezes: bool) -> None:
         world = self._world
         self.lost_at = world.now
         machine = world.head.machine
         plan = machine.standing.current if machine is not None else None
-        if plan is not None and not has_seat_on(plan, HEAD) and all(self._is_in(plan, one) for one in plan.members):
+        needs_head = has_seat_on(plan, HEAD) or self._has_server_on_head()
+        if plan is not None and not needs_head and all(self._is_in(plan, one) for one in plan.members):
             self._working = set(plan.members)
         for agent in world.agents.values():
             agent.over = True  # nobody is started any more
@@ -47,6 +57,12 @@ class Halting:
         else:
             world.head.crash()
 
+    def _has_server_on_head(self) -> bool:
+        """Whether a range has a copy there: its primary waits for all of them."""
+        world = self._world
+        everybody = [replica.server for one in world.head.placement.ranges for replica in one.everybody()]
+        return any(world.servers[server].host == HEAD for server in everybody)
+
     def _is_in(self, plan: Plan, member: str) -> bool:
         machine = self._world.workers[member].machine
         return machine.plan == plan and machine.next is None and machine.holds_state
@@ -55,7 +71,10 @@ class Halting:
         """By a worker that lives elsewhere, with every heartbeat."""
         world, machine = self._world, worker.machine
         unheard_s = world.now - worker.line.told
-        if unheard_s > PATIENCE_S and (machine.plan is None or machine.phase is Phase.ENDED):
+        if worker.name in self._gathering:
+            return
+        has_given_up = machine.plan is None or machine.phase is Phase.ENDED or self._waits_for_servers(worker)
+        if unheard_s > PATIENCE_S and has_given_up:
             self._leave_behind(worker)
             return
         stood_s = world.now - worker.works_since if worker.works_since >= 0 else 0.0
@@ -71,9 +90,38 @@ class Halting:
         )
 
     def _leave_behind(self, worker: Worker) -> None:
-        """It writes what it holds into its host's folder, and ends."""
+        """It writes what it holds into its host's folder, with what servers have, and ends."""
+        if worker.stepping is not None and worker.machine.holds_state:
+            self._gathering.add(worker.name)
+            Gathering(self._world, worker, self._end_with)
+        else:
+            self._end(worker, holds=worker.machine.holds_state)
+
+    def _waits_for_servers(self, worker: Worker) -> bool:
+        stepping = worker.stepping
+        return (
+            stepping is not None and stepping.making is not None and self._world.now - stepping.makes_since > PATIENCE_S
+        )
+
+    def _end_with(self, worker: Worker, found: Gathered | None) -> None:
+        """All ranges are there, or it is known that one is not."""
+        truth, state = self._world.truth, worker.state
+        if found is None:
+            self.lacked.add(worker.name)
+            self._end(worker, holds=False)
+            return
+        if found.step > state.steps:
+            self.outrun.add(worker.name)  # the servers hold samples that its cursor does not count
+            self._end(worker, holds=False)
+            return
+        for number, log in found.logs.items():
+            steps, wanted = [entry[1] for entry in log[1:]], list(range(log[0][2] + 1, state.steps + 1))
+            truth.check(steps == wanted, f"{worker.name} left steps {steps} of range {number} behind, at {state.steps}")
+        self._end(worker, holds=True)
+
+    def _end(self, worker: Worker, *, holds: bool) -> None:
         world = self._world
-        if worker.machine.holds_state:
+        if holds:
             world.truth.left_behind(worker.name, worker.state)
             self.left[worker.name] = worker.state
         if worker.name in self._working:
@@ -81,5 +129,55 @@ class Halting:
             has_ended = any(world.workers[name].machine.phase is Phase.ENDED for name in self._working)
             world.truth.check(has_ended, f"{worker.name} gave up a group that could have agreed on its end")
         world.kill(worker, "halted")
-        if not any(one.alive and one.host != HEAD for one in world.processes.values()):
+        if not any(one.alive and one.host != HEAD for one in world.workers.values()):
             world.is_finished = True
+
+
+class Gathered(NamedTuple):
+    """What servers have of each range, and the newest step that one of them has made."""
+
+    logs: dict[int, Log]
+    step: int
+
+
+class Gathering:
+    """Asks whoever is left for all ranges, with the step that the worker was about to make."""
+
+    def __init__(self, world: World, worker: Worker, then: Callable[[Worker, Gathered | None], None]) -> None:
+        self._world = world
+        self._worker = worker
+        self._then = then
+        assert worker.stepping is not None
+        self._errand = world.mutation.errand(
+            range(world.num_ranges),
+            commit=worker.stepping.making,
+            pull=Need(step=worker.state.steps),
+            exports=True,
+            orphaned=True,
+        )
+        self._logs: dict[int, Log] = {}
+        self._tries = 0
+        worker.receive(self._ask)
+
+    def _ask(self) -> None:
+        world, worker, errand = self._world, self._worker, self._errand
+        self._tries += 1
+        if errand.is_done:
+            steps = [record.step for record in errand.records.values()]
+            self._then(worker, Gathered(self._logs, max(steps)))
+        elif errand.forlorn(worker.placement) or self._tries > MOST_TRIES:
+            self._then(worker, None)
+        else:
+            for server, request in errand.requests(worker.placement).items():
+                if world.servers[server].is_stopped:  # it is dialed anew, and does not answer that
+                    worker.later(DIAL_S, self._lose, server)
+                else:
+                    world.request(worker, server, request, None, self._take, self._lose)
+            worker.later(RETRY_S, self._ask)
+
+    def _take(self, server: str, outcome: Outcome) -> None:
+        given = self._errand.answered(server, outcome.answer)
+        self._logs.update({number: outcome.parcel[number] for number in given})
+
+    def _lose(self, server: str) -> None:
+        self._errand.lost(server)

@@ -21,6 +21,8 @@ class Stepping:
         self._world = world
         self._worker = worker
         self._generation = 0  # that the servers were told of
+        self.making: Commit | None = None  # the step that counts, and that servers may not have made yet
+        self.makes_since = 0.0
 
     def prepare(self, work: Work, then: Callable[[Work], None]) -> None:
         """A group is bound: what earlier generations left half done is completed, and nothing more comes of them."""
@@ -63,7 +65,10 @@ class Stepping:
         """What is agreed is committed, also when the generation is over meanwhile."""
         world, worker = self._world, self._worker
 
+        self.making, self.makes_since = commit, world.now
+
         def pulled(logs: Logs) -> None:
+            self.making = None
             world.checks.seen_after_step(commit.step, logs)
             then()
 

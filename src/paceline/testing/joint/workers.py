@@ -65,7 +65,7 @@ class Worker(Process):
         self.models = ModelShelf()
         self.state = State(0, -1, 0, 0, 0, 0)
         self.leasing = Leasing(world, self) if world.is_leased else None
-        self._stepping = Stepping(world, self) if world.mode == "sync" else None
+        self.stepping = Stepping(world, self) if world.mode == "sync" else None
         self._loading = Loading(world, self)
         self._gift: Whole | Result | None = None
         self._result: Result | None = None
@@ -302,8 +302,8 @@ class Worker(Process):
     def _do_work(self, action: Work) -> None:
         self._work = action
         self._works_since = self.world.now
-        if self._stepping is not None and action.kind is Kind.STEP:
-            self._stepping.prepare(action, self._compute)
+        if self.stepping is not None and action.kind is Kind.STEP:
+            self.stepping.prepare(action, self._compute)
         elif self.leasing is not None and action.kind is Kind.EVALUATE:
             self.leasing.refresh(action, self._compute)  # all leases are done: all workers see the same model
         else:
@@ -323,10 +323,10 @@ class Worker(Process):
             count = min(self.world.batch, self.world.length - self.state.position)
             batch = Batch(self.state.epoch, self.state.position, count)
         self._result = Result(action.operation, action.plan.generation, batch, False)
-        if self._stepping is not None and action.kind is Kind.STEP:
+        if self.stepping is not None and action.kind is Kind.STEP:
             commit = Commit(action.plan.generation, self.state.steps + 1, len(action.plan.seats), 1.0)
             self._result = self._result._replace(commit=commit)
-            self._stepping.stage(action, commit.step, self._meet)
+            self.stepping.stage(action, commit.step, self._meet)
         else:
             self._meet(action)
 
@@ -361,8 +361,8 @@ class Worker(Process):
             self._take_snapshot()
         self._work = None
         if self.machine.phase is not Phase.ENDED and self.machine._wanted is not Kind.END:
-            if self._stepping is not None and result.commit is not None:
-                self._stepping.commit(result.commit, self._go_on)
+            if self.stepping is not None and result.commit is not None:
+                self.stepping.commit(result.commit, self._go_on)
             else:
                 self.world.after(0.0, self.receive, self._go_on)
 
