@@ -422,7 +422,7 @@ class Session:
 
         if kind is not Kind.STEP:
             self._sharing.watch.pause()
-        with self._going():
+        with self._going(), self._endings.watching_for_exit():
             outcome = joined.membership.operate(kind, either, prepare)
         if outcome == END:
             self._leave_after_end()
