@@ -7,14 +7,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from checkpoint_samples import assert_same, contents
 
 from paceline.checkpoint import Keeper, Stage, find, read, write
-from paceline.checkpoint.stores import DistantStore
+from paceline.checkpoint.errors import DiskFull
+from paceline.checkpoint.stores import DistantStore, LocalStore
 from paceline.custody import depot as depots
 from paceline.custody import moving
 from paceline.custody.custodian import Custodian, LogPiece, Shared
@@ -121,19 +123,21 @@ def publish(keeper: Keeper, operation: int) -> Stage:
 
 def in_middle_of_sending(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
     """Once, when some bytes of a checkpoint have gone."""
-    real = moving.send
+    real = moving.send_pieces
     done: list[str] = []
 
-    def send(connection: Connection, fd: int, num_bytes: int, what: str, between: Callable[[], None]) -> str:
+    def send(
+        connection: Connection, pieces: Iterable[memoryview], num_bytes: int, what: str, between: Callable[[], None]
+    ) -> str:
         def step() -> None:
             if not done and what == "state.safetensors":
                 done.append(what)
                 happens()
             between()
 
-        return real(connection, fd, num_bytes, what, step)
+        return real(connection, pieces, num_bytes, what, step)
 
-    monkeypatch.setattr(moving, "send", send)
+    monkeypatch.setattr(moving, "send_pieces", send)
 
 
 # -- bringing --------------------------------------------------------------------------------------------------------
@@ -261,6 +265,64 @@ def test_closing_while_the_runs_host_is_away_does_not_hang(host: Host) -> None:
         keeper.settle(6)
         keeper.close(wait_s=0.2)
         assert pending.stage in (Stage.DROPPED, Stage.FAILED)
+
+
+# -- a full disk here ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checkpoint can be written on the host of the worker."""
+
+    def write(self: LocalStore, *_: object) -> NoReturn:
+        raise DiskFull(self.path_of(0).parent, 100, 7)
+
+    monkeypatch.setattr(LocalStore, "write", write)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_disk_of_another_host_does_not_keep_checkpoints_from_the_runs_host(
+    host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with keeping(host) as keeper:
+        for operation in (3, 5, 8):
+            assert publish(keeper, operation) is Stage.PUBLISHED
+        assert host.operations() == [8, 5]
+        assert_same(read(host.checkpoints / "latest"), contents(8))
+        assert not list((tmp_path / "guest").iterdir())
+    assert caplog.text.count("sent to the run's host without a copy here") == 1
+
+
+def test_a_folder_that_cannot_be_made_here_does_not_either(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "guest").write_text("in its place")
+    with keeping(host) as keeper:
+        assert publish(keeper, 3) is Stage.PUBLISHED
+    assert_same(read(host.checkpoints / "latest"), contents(3))
+
+
+@pytest.mark.usefixtures("full")
+def test_what_is_only_in_memory_is_sent_again_if_the_connection_breaks(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_middle_of_sending(monkeypatch, host.hang_up)
+    with keeping(host) as keeper:
+        assert publish(keeper, 3) is Stage.PUBLISHED
+    assert_same(read(host.checkpoints / "latest"), contents(3))
+
+
+@pytest.mark.usefixtures("full")
+def test_what_was_only_in_memory_and_is_lost_before_its_step_counts_is_never_something_else(host: Host) -> None:
+    """The memory is that of the next snapshot by then."""
+    with keeping(host) as keeper:
+        pending = keeper.take(contents(3))
+        assert pending is not None
+        assert pending.wait_written(WAIT_S)
+        host.hang_up()
+        keeper.settle(3)
+        assert pending.wait(WAIT_S) is Stage.FAILED
+        assert "no room to keep a copy here" in str(pending.error)
+        assert publish(keeper, 5) is Stage.PUBLISHED
+        assert host.operations() == [5]
 
 
 # -- fetching --------------------------------------------------------------------------------------------------------

@@ -73,10 +73,18 @@ for epoch in session.epochs(1000 if ending == "signal" else 2):
                 break
     if ending == "caught":
         break
+
+
+def validate(*_):
+    raise SystemExit(3)
+
+
+if ending == "validate":
+    session.evaluate(validate, data)
 """
 
 
-ENDINGS = {"end": 0, "error": 1, "exit": 3, "raise": 3, "caught": 0, "signal": 128 + signal.SIGTERM}
+ENDINGS = {"end": 0, "error": 1, "exit": 3, "raise": 3, "validate": 3, "caught": 0, "signal": 128 + signal.SIGTERM}
 
 
 def test_every_ending_of_a_script_alone(tmp_path: Path) -> None:
@@ -103,7 +111,7 @@ def test_every_ending_of_a_script_alone(tmp_path: Path) -> None:
     assert kept["end"], "what came out is saved"
     assert kept["signal"]
     assert kept["caught"]
-    for ending in ("error", "exit", "raise"):
+    for ending in ("error", "exit", "raise", "validate"):
         assert not kept[ending], "what a script in error leaves is not taken for its end"
 
 

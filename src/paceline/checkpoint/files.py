@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import datetime
 import errno
+import hashlib
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,11 +131,7 @@ def write(folder: Path, contents: Contents) -> Path:
 
 def write_partial(folder: Path, prepared: Prepared, between: Callable[[], None] = lambda: None) -> Partial:
     """Write and sync everything, but not under its name yet. What `between` raises ends the writing."""
-    aliases = {name: stored for name, stored in prepared.names if stored is not None and stored != name}
-    layouts = {
-        MODEL: tensorfile.lay_out(prepared.model_tensors, aliases),
-        STATE: tensorfile.lay_out(prepared.state_tensors, {}),
-    }
+    layouts = _layouts(prepared)
     # The manifest's size is known only with the checksums in it; their place holders are as long as they are.
     sizes = {name: FileRecord(num_bytes=layout.num_bytes, sha256="0" * 64) for name, layout in layouts.items()}
     needed_bytes = sum(record.num_bytes for record in sizes.values())
@@ -160,6 +157,42 @@ def write_partial(folder: Path, prepared: Prepared, between: Callable[[], None] 
             f"cannot write a checkpoint of {needed_bytes:,} bytes in {folder}: {error.strerror or error}; check that "
             "the folder is there, may be written, and is not over a limit"
         ) from error
+
+
+class InMemory:
+    """The files of a checkpoint, made of a snapshot when they are read: for who has no room to write them. What
+    `between` raises ends the making."""
+
+    is_lasting = False  # the snapshot's memory is that of the next one too
+
+    def __init__(self, prepared: Prepared, between: Callable[[], None]) -> None:
+        self._layouts = _layouts(prepared)
+        records = {}
+        for name, layout in self._layouts.items():
+            checksum = hashlib.sha256()
+            for piece in tensorfile.pieces(layout):
+                between()
+                checksum.update(piece)
+            records[name] = FileRecord(num_bytes=layout.num_bytes, sha256=checksum.hexdigest())
+        self._manifest = manifests.encode(_manifest(prepared, records))
+
+    def sizes(self) -> dict[str, int]:
+        sizes = {name: layout.num_bytes for name, layout in self._layouts.items()}
+        return {**sizes, MANIFEST: len(self._manifest)}
+
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        if name == MANIFEST:
+            yield memoryview(self._manifest)
+        else:
+            yield from tensorfile.pieces(self._layouts[name])
+
+
+def _layouts(prepared: Prepared) -> dict[str, tensorfile.Layout]:
+    aliases = {name: stored for name, stored in prepared.names if stored is not None and stored != name}
+    return {
+        MODEL: tensorfile.lay_out(prepared.model_tensors, aliases),
+        STATE: tensorfile.lay_out(prepared.state_tensors, {}),
+    }
 
 
 def publish(partial: Partial, folder: Path, operation: int) -> Path:

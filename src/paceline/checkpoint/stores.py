@@ -6,6 +6,7 @@ its name; `between` is called between pieces, and what it raises ends the call.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -14,10 +15,12 @@ from paceline.checkpoint import files
 from paceline.checkpoint.errors import CheckpointError
 from paceline.custody import names
 from paceline.custody.custodian import Tidying
-from paceline.custody.depot import Depot, Held
+from paceline.custody.depot import Depot, Held, OnDisk
 from paceline.custody.moving import CustodyError
 from paceline.custody.partial import Partial, sweep
 from paceline.custody.shelf import Rules, Shelf
+
+_log = logging.getLogger(__name__)
 
 Between = Callable[[], None]
 
@@ -78,28 +81,34 @@ class LocalStore:
 
 
 class _Sent:
-    """The files here, and what the run's host has of them."""
+    """What the run's host has of a checkpoint, and the files here if there was room for them."""
 
-    def __init__(self, partial: Partial, held: Held) -> None:
+    def __init__(self, partial: Partial | None, held: Held) -> None:
         self.partial = partial
         self.held = held
 
     def remove(self) -> None:
         self.held.close()
-        self.partial.remove()
+        self.remove_files()
+
+    def remove_files(self) -> None:
+        if self.partial is not None:
+            self.partial.remove()
 
 
 class DistantStore:
     """Checkpoints of a worker on another host. They are written into a partial folder here, sent from there, and
     removed here when the run's host has published them: what was sent can be sent again until then, and a slow link
-    holds up nothing but the next checkpoint."""
+    holds up nothing but the next checkpoint. Where they cannot be written here, they are sent as they are in memory:
+    the disk of this host must not keep them from the run's."""
 
     def __init__(self, staging: Path, depot: Depot, rules: Rules) -> None:
-        self._local = LocalStore(staging, rules)
+        self._local: LocalStore | None = None
         self._staging = staging
         self._depot = depot
         self._rules = rules
         self._published: set[int] = set()
+        self._has_warned = False
 
     def path_of(self, operation: int) -> Path:
         return names.path_of(Path(names.FOLDER), operation)
@@ -108,14 +117,30 @@ class DistantStore:
         return operation in self._published
 
     def write(self, prepared: files.Prepared, between: Between) -> _Sent:
-        partial = self._local.write(prepared, between)
+        partial = self._write_here(prepared, between)
         try:
-            return _Sent(partial, self._depot.hold(partial.path, prepared.contents.operation, between))
+            sent = files.InMemory(prepared, between) if partial is None else OnDisk(partial.path)
+            return _Sent(partial, self._depot.hold(sent, prepared.contents.operation, between))
         except BaseException as error:
-            partial.remove()
+            if partial is not None:
+                partial.remove()
             if isinstance(error, CustodyError):
                 raise CheckpointError(str(error)) from error
             raise
+
+    def _write_here(self, prepared: files.Prepared, between: Between) -> Partial | None:
+        """None, with a warning, if it cannot be done."""
+        try:
+            if self._local is None:
+                self._local = LocalStore(self._staging, self._rules)
+            partial = self._local.write(prepared, between)
+        except CheckpointError as error:
+            if not self._has_warned:
+                _log.warning("checkpoints are sent to the run's host without a copy here: %s", error)
+            self._has_warned = True
+            return None
+        self._has_warned = False
+        return partial
 
     def publish(self, draft: Draft, operation: int, between: Between) -> None:
         assert isinstance(draft, _Sent)
@@ -125,7 +150,7 @@ class DistantStore:
             draft.remove()
             raise CheckpointError(str(error)) from error
         self._published.add(operation)
-        draft.partial.remove()
+        draft.remove_files()
 
     def tidy(self, scores: Mapping[int, float], published: int | None) -> list[Path]:
         rules = self._rules

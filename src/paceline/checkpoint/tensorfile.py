@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -101,14 +101,20 @@ def _stored(tensor: torch.Tensor) -> tuple[torch.dtype, list[int]]:
 def write(fd: int, layout: Layout, between: Callable[[], None]) -> str:
     """Write the file and return its SHA-256. `between` is called between pieces; what it raises ends the writing."""
     checksum = hashlib.sha256()
+    for whole in pieces(layout):
+        between()
+        checksum.update(whole)
+        piece = whole
+        while len(piece):
+            piece = piece[os.write(fd, piece) :]
+    return checksum.hexdigest()
+
+
+def pieces(layout: Layout) -> Iterator[memoryview]:
+    """All bytes of the file, in order."""
     for part in (memoryview(layout.header), *map(_bytes_of, layout.tensors)):
         for begin in range(0, len(part), PIECE_BYTES):
-            between()
-            piece = part[begin : begin + PIECE_BYTES]
-            checksum.update(piece)
-            while len(piece):
-                piece = piece[os.write(fd, piece) :]
-    return checksum.hexdigest()
+            yield part[begin : begin + PIECE_BYTES]
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

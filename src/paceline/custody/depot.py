@@ -1,9 +1,9 @@
 """The side of a worker on another host: its way to the checkpoints in the run's folder.
 
-    held = depot.hold(folder, operation, between)   the files of a checkpoint are at the run's host, without a name yet
-    held.publish()                                  its step counts: it gets its name
-    depot.operations()                              which checkpoints are there, newest first
-    depot.fetch(operation, into)                    a copy of one
+    held = depot.hold(files, operation, between)   the files of a checkpoint are at the run's host, without a name yet
+    held.publish()                                 its step counts: it gets its name
+    depot.operations()                             which checkpoints are there, newest first
+    depot.fetch(operation, into)                   a copy of one
 
 A connection that breaks is made again, and what was under way is begun again, for as long as `RETRY_S` after the last
 byte that moved: a coordinator that died is back by then. Whatever the custodian refuses is a `CustodyError` at once.
@@ -14,9 +14,9 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -38,6 +38,33 @@ SLICE_S = 0.05
 Connect = Callable[[Deadline], Connection]
 Between = Callable[[], None]
 Answer = TypeVar("Answer")
+
+
+class Files(Protocol):
+    """The files of a checkpoint, here. Called by the thread that sends them; may be read more than once, also after
+    they are at the run's host if they are lasting."""
+
+    is_lasting: bool
+
+    def sizes(self) -> dict[str, int]: ...
+
+    def pieces(self, name: str) -> Iterator[memoryview]: ...
+
+
+class OnDisk:
+    """They must stay where they are until they are published."""
+
+    is_lasting = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def sizes(self) -> dict[str, int]:
+        return {name: (self._folder / name).stat().st_size for name in names.FILES}
+
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        with (self._folder / name).open("rb", buffering=0) as file:
+            yield from moving.read_pieces(file.fileno())
 
 
 class Depot:
@@ -136,9 +163,9 @@ class Depot:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def hold(self, folder: Path, operation: int, between: Between) -> Held:
-        """Bring the files in this folder to the run's host. They must stay where they are until they are published."""
-        held = Held(self, folder, operation)
+    def hold(self, files: Files, operation: int, between: Between) -> Held:
+        """Bring these files to the run's host."""
+        held = Held(self, files, operation)
         held.bring(between)
         return held
 
@@ -164,11 +191,11 @@ class Depot:
 
 class Held:
     """A checkpoint at the run's host that has no name yet. It is there as long as its connection is; if that breaks, it
-    is brought again when it is published."""
+    is brought again when it is published, if its files last that long."""
 
-    def __init__(self, depot: Depot, folder: Path, operation: int) -> None:
+    def __init__(self, depot: Depot, files: Files, operation: int) -> None:
         self._depot = depot
-        self._folder = folder
+        self._files = files
         self._operation = operation
         self._connection: Connection | None = None
         self._checksums: dict[str, str] = {}
@@ -178,6 +205,11 @@ class Held:
 
     def publish(self, between: Between = moving.nothing) -> None:
         def attempt() -> None:
+            if self._connection is None and not self._files.is_lasting:
+                raise CustodyError(
+                    f"{self._what}: the connection to the run's host broke, and there was no room to keep a copy here; "
+                    "the next one is sent anew"
+                )
             if self._connection is None:
                 self._bring(between)
             assert self._connection is not None
@@ -197,7 +229,7 @@ class Held:
 
     def _bring(self, between: Between) -> None:
         self.close()
-        sizes = {name: (self._folder / name).stat().st_size for name in names.FILES}
+        sizes = self._files.sizes()
         connection = self._depot.connect(f"bringing {self._what} to the run's host")
         moved_at = 0.0
         try:
@@ -211,8 +243,8 @@ class Held:
                 between()
 
             for name, num_bytes in sizes.items():
-                with (self._folder / name).open("rb", buffering=0) as file:
-                    self._checksums[name] = moving.send(connection, file.fileno(), num_bytes, name, step)
+                pieces = self._files.pieces(name)
+                self._checksums[name] = moving.send_pieces(connection, pieces, num_bytes, name, step)
             header, _ = connection.receive(deadline=Deadline(CALL_S, f"the run's host to have {self._what}"))
             if header.kind != "return":
                 raise CustodyError(f"{self._what}: {header.read_body(str)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from paceline.errors import PacelineError
 from paceline.wire.connection import Connection
@@ -32,16 +32,37 @@ def nothing() -> None:
 
 def send(connection: Connection, fd: int, num_bytes: int, what: str, between: Callable[[], None] = nothing) -> str:
     """Send so many bytes of a file; their SHA-256."""
+    return send_pieces(connection, read_pieces(fd), num_bytes, what, between)
+
+
+def read_pieces(fd: int) -> Iterator[memoryview]:
+    while piece := os.read(fd, PIECE_BYTES):
+        yield memoryview(piece)
+
+
+def send_pieces(
+    connection: Connection,
+    pieces: Iterable[memoryview],
+    num_bytes: int,
+    what: str,
+    between: Callable[[], None] = nothing,
+) -> str:
+    """Send so many bytes, whatever the pieces they come in; their SHA-256."""
     checksum = hashlib.sha256()
     left = num_bytes
-    while left:
-        between()
-        piece = os.read(fd, min(left, PIECE_BYTES))
-        if not piece:
-            raise CustodyError(f"{what}: the file ends {left:,} bytes too early; was it changed meanwhile?")
-        checksum.update(piece)
-        connection.send_all([memoryview(piece)], Deadline(PIECE_S, f"sending {what}"))
-        left -= len(piece)
+    for whole in pieces:
+        for begin in range(0, len(whole), PIECE_BYTES):
+            piece = whole[begin : begin + min(left, PIECE_BYTES)]
+            if not len(piece):
+                break
+            between()
+            checksum.update(piece)
+            connection.send_all([piece], Deadline(PIECE_S, f"sending {what}"))
+            left -= len(piece)
+        if not left:
+            break
+    if left:
+        raise CustodyError(f"{what}: the file ends {left:,} bytes too early; was it changed meanwhile?")
     return checksum.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -70,14 +72,26 @@ class Endings:
         self.failed(error)
 
     def _on_exit(self, status: Any = None, /) -> NoReturn:
-        """The script may catch it and go on; then another operation follows."""
-        self._exited = (status, self._session.operation) if status else None
+        self._note_exit(status)
         self._exit(status)
 
     def loop_left(self) -> None:
         """A loop over batches or epochs is given up: by a break, or by what is raised in its body."""
-        if self._hook is not None and (leaving := exit_under_way()) is not None and leaving.code:
-            self._exited = (leaving.code, self._session.operation)
+        if self._hook is not None and (leaving := exit_under_way()) is not None:
+            self._note_exit(leaving.code)
+
+    @contextlib.contextmanager
+    def watching_for_exit(self) -> Iterator[None]:
+        """Around functions of the script."""
+        try:
+            yield
+        except SystemExit as leaving:
+            self._note_exit(leaving.code)
+            raise
+
+    def _note_exit(self, code: Any) -> None:
+        """The script may catch it and go on; then another operation follows."""
+        self._exited = (code, self._session.operation) if code else None
 
     def failed(self, error: BaseException) -> None:
         """Tell the others why this worker goes."""

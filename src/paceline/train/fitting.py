@@ -37,6 +37,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.train.book import Book
 from paceline.train.callbacks import EpochInfo, RunInfo, StepInfo, Teller, ValidationInfo
 from paceline.train.evaluation import Total
+from paceline.train.frames import boundary
 from paceline.train.rates import Rates
 from paceline.train.session import Epoch, Session
 from paceline.train.task import EarlyStopping, Task, Validation
@@ -66,6 +67,7 @@ class Fitted:
         return self.validations[-1].scores if self.validations else {}
 
 
+@boundary
 def fit(task: Task) -> Fitted:
     """Train; returns when all workers have come to the end."""
     options = task.options

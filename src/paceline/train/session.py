@@ -60,6 +60,7 @@ from paceline.train.consistency import parse as parse_consistency
 from paceline.train.endings import Endings
 from paceline.train.errors import Evicted, Orphaned
 from paceline.train.evaluation import Validate
+from paceline.train.frames import boundary, boundary_of_loop
 from paceline.train.halting import Halting
 from paceline.train.headers import Headers
 from paceline.train.judging import Judging
@@ -84,6 +85,7 @@ class Session:
     of a step over all workers, however many there are. With `batch_norm="sync"` BatchNorm layers normalise by all of
     these samples, not by this worker's."""
 
+    @boundary
     def __init__(
         self,
         model: nn.Module,
@@ -256,12 +258,14 @@ class Session:
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
+    @boundary
     def prefetch(self, ids_of: Callable[[Any], Mapping[Table, torch.Tensor]], *, ahead: bool = True) -> None:
         """Have the rows of all tables before `loss_fn` asks for them: `ids_of(batch)` says which ids each table will be
         asked for. Those of the next batch are pulled from servers while this one is computed (if `ahead`), which
         changes nothing in what is learned. What `ids_of` leaves out is pulled when it is asked for."""
         self._strategy.sparse.prefetch(ids_of, ahead=ahead)
 
+    @boundary
     def table(self, module: Table) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows of a table: their ids, in order, and the rows themselves, as plain tensors."""
         names = {id(one): name for name, one in self._strategy.sparse.modules.items()}
@@ -272,6 +276,7 @@ class Session:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
+    @boundary_of_loop
     def epochs(self, count: int) -> Iterator[Epoch]:
         """The epochs that are still to be done of these `count`; further calls go on from there."""
         if type(count) is not int or count < 0:
@@ -341,6 +346,7 @@ class Session:
 
         return self._headers.outcome(place, rows, commit)
 
+    @boundary
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
         """One update of the model from the global batch of which `batch` is this worker's part; the global mean of the
         loss."""
@@ -358,6 +364,7 @@ class Session:
 
     # -- validation and decisions ------------------------------------------------------------------------------------
 
+    @boundary
     def evaluate(self, validate: Validate, data: Any, *, batch: int | None = None) -> dict[str, Any]:
         """Call `validate` on all of `data`, each sample once, spread over all workers; the same results on all."""
         if (recorded := self._recorded()) is not None:
@@ -373,6 +380,7 @@ class Session:
             self._leasing.refresh()
         return self._judging.attempt_evaluate(place, validate, data, size)
 
+    @boundary
     def should_stop(self, score: float, *, patience: int, mode: Mode = "min", min_delta: float = 0.0) -> bool:
         """Whether the score has not become better for more than `patience` calls; the same answer on all workers. The
         model with the best score is kept among the checkpoints."""
@@ -414,7 +422,7 @@ class Session:
 
         if kind is not Kind.STEP:
             self._sharing.watch.pause()
-        with self._going():
+        with self._going(), self._endings.watching_for_exit():
             outcome = joined.membership.operate(kind, either, prepare)
         if outcome == END:
             self._leave_after_end()
@@ -570,6 +578,7 @@ class Session:
             except Evicted as evicted:
                 self._give_way(evicted)
 
+    @boundary
     def close(self) -> None:
         """The end of the training: returns when all workers have come to it. Called when the script ends, if not
         before."""
@@ -676,6 +685,7 @@ class Epoch:
         """The number of steps of the whole epoch."""
         return self._session.num_steps_per_epoch
 
+    @boundary_of_loop
     def __iter__(self) -> Iterator[Any]:
         try:
             yield from self._batches()
