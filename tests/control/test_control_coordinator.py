@@ -13,8 +13,19 @@ from paceline.control.coordinator_events import Disconnected, Event, Note, Remem
 from paceline.control.founding import likely_cause
 from paceline.control.member import Member
 from paceline.control.member_events import Broke, Formed, Staged
-from paceline.control.messages import AgentReport, Directive, Introduction, Phase, Report, Start, Verdict, Vitals
+from paceline.control.messages import (
+    AgentReport,
+    Directive,
+    Introduction,
+    Phase,
+    Report,
+    Serving,
+    Start,
+    Verdict,
+    Vitals,
+)
 from paceline.control.roster import Fate
+from paceline.placement.placement import Placement, Replica, Replicas
 from paceline.wire.card import Card
 
 WORKING: dict[str, Any] = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "generation": 1, "fenced": 1, "applied": 5}
@@ -392,6 +403,87 @@ def test_a_lost_journal_of_a_run_with_servers_is_said_and_not_guessed() -> None:
     fresh.handle(Report("A", 1, 1, introduction=introduction, **WORKING))
     assert fresh.machine.standing.over == "failed"
     assert "database is lost" in fresh.machine.standing.reason
+
+
+def card_of(member: str, role: str) -> Card:
+    return Card(member, role, "h", ("", 0), "", b"", False, ())
+
+
+def placed(version: int, *servers: str) -> Placement:
+    """Two ranges, the first server has both and the others copies."""
+    first, *others = (Replica(server, 1) for server in servers)
+    ranges = (Replicas(first, tuple(others), origin=1),) * 2
+    return Placement(version, 1, 1, tuple(card_of(server, "server") for server in servers), ranges)
+
+
+def served(member: str, held: Placement | None, known: int = 0, **fields: Any) -> Report:
+    """A member that a coordinator does not know any more introduces itself, with the placement that it goes by."""
+    role = "server" if member.startswith("S") else "worker"
+    ranges = () if role == "server" else (4, 4)
+    introduction = Introduction(card_of(member, role), Table.pid_of(member), "h", "", ranges=ranges)
+    version = known or (held.version if held is not None else 0)
+    said = {"phase": Phase.READY, "plan": 1, "serving": Serving(version)} if role == "server" else {}
+    return Report(member, 1, 1, introduction=introduction, held=held, placement=version, **{**said, **fields})
+
+
+def test_a_coordinator_that_forgot_where_the_ranges_are_goes_by_what_members_say() -> None:
+    """The newest placement counts, and every server keeps what it has."""
+    fresh = Table(Settings(wanted=1, servers=2, replicas=2))
+    fresh.handle(served("S1", placed(7, "S1", "S2")))
+    fresh.handle(served("S2", placed(8, "S1", "S2")))
+    fresh.restart()  # who has introduced itself does not do so again
+    fresh.handle(served("A", None, known=8, **WORKING))
+    for server in ("S1", "S2"):
+        fresh.handle(Report(server, 2, 3, Phase.READY, placement=8, serving=Serving(8)))
+    fresh.handle(Report("A", 2, 3, Phase.ACTIVE, plan=1, fenced=2, applied=5, placement=8))
+    standing = fresh.machine.standing
+    assert not standing.over
+    assert standing.current is not None
+    assert (standing.current.start, standing.current.base) == (Start.RECOVER, 5)
+    assert fresh.machine.placement.version >= 8
+    assert [one.primary for one in fresh.machine.placement.ranges] == [Replica("S1", 1)] * 2
+    assert all(one.origin == 1 and one.backups == (Replica("S2", 1),) for one in fresh.machine.placement.ranges)
+    fresh.restart()
+    assert [one.primary for one in fresh.machine.placement.ranges] == [Replica("S1", 1)] * 2, "it remembers that"
+
+
+def test_servers_that_hold_something_are_waited_for_and_not_for_ever() -> None:
+    settings = Settings(wanted=1, servers=2, replicas=2)
+    fresh = Table(settings)
+    fresh.handle(served("S2", placed(8, "S1", "S2")))
+    fresh.handle(served("A", placed(8, "S1", "S2"), **WORKING))
+    assert fresh.machine.standing.current is None
+    while fresh.now < settings.silence_s + 1.0:
+        fresh.now += 0.2
+        fresh.handle(Report("S2", round(fresh.now * 100), 2, Phase.READY, placement=8, serving=Serving(8)))
+        fresh.handle(Report("A", round(fresh.now * 100), 2, Phase.ACTIVE, plan=1, fenced=2, applied=5, placement=8))
+        fresh.handle(Tick())
+    assert fresh.machine.standing.current is not None
+    assert [one.primary.server for one in fresh.machine.placement.ranges] == ["S2", "S2"], "a copy takes its place"
+
+
+def test_a_placement_of_which_nobody_says_what_it_was_is_not_guessed() -> None:
+    """The worker has heard of another one than that which is left; the range may have gone on there."""
+    fresh = Table(Settings(wanted=1, servers=1))
+    fresh.handle(served("S1", placed(7, "S1")))
+    fresh.handle(served("A", None, known=8, **WORKING))
+    assert fresh.machine.standing.over == "failed"
+    assert "database is lost" in fresh.machine.standing.reason
+
+
+def test_a_run_that_is_founded_anew_uses_no_number_that_servers_know() -> None:
+    """No worker is left; what servers hold is of the last founding, and must not be taken for that of this one."""
+    settings = Settings(wanted=1, servers=1)
+    fresh = Table(settings)
+    fresh.machine = Coordinator(settings, fresh.now, {}, is_again=True, born=1000)
+    fresh.handle(served("S1", placed(7, "S1")))
+    fresh.handle(served("N", None, phase=Phase.READY, checkpoint=3))
+    listen(fresh)
+    plan, placement = fresh.machine.standing.current, fresh.machine.placement
+    assert plan is not None
+    assert (plan.start, plan.base) == (Start.FOUND, 3)
+    assert plan.generation > 1000
+    assert (placement.version, placement.founding) == (1001, plan.generation)
 
 
 # -- who does not fit --------------------------------------------------------------------------------------------------

@@ -60,20 +60,23 @@ def test_workers_save_what_they_hold_when_the_coordinator_dies_too_often(tmp_pat
         assert len(final_counts(last)) == 1
 
 
-def test_a_coordinator_whose_database_was_deleted_goes_on_from_its_workers(tmp_path: Path) -> None:
-    """One of two workers is killed with it, so that there is one that could begin anew."""
-    with run_over(1, tmp_path, every=5) as run:
-        head = run.run("-n", "2")
+@pytest.mark.parametrize("strategy", ["allreduce", "server"])
+def test_a_coordinator_whose_database_was_deleted_goes_on_from_its_workers(tmp_path: Path, strategy: str) -> None:
+    """One of two workers is killed with it, so that there is one that could begin anew. Servers go on too."""
+    with run_over(1, tmp_path, strategy, every=5) as run:
+        head = run.run("-n", "2", *(("--servers", "2") if strategy == "server" else ()))
         wait_until(lambda: len(run.ranks()) == 2 and run.folder.is_dir() and operations_in(run.folder), head)
         before = run.steps()
-        workers = {member.pid for member in run.members()}
+        servers = {member.pid for member in run.members() if member.is_server}
+        workers = {member.pid for member in run.members()} - servers
         (victim,) = [member.pid for member in run.members() if member.rank == 1]
         for path in run.folder.glob("run.db*"):
             path.unlink()
         os.kill(victim, signal.SIGKILL)
         os.kill(coordinators(run)[0], signal.SIGKILL)
-        wait_until(lambda: len(run.ranks()) == 2 and {member.pid for member in run.members()} != workers, head)
-        assert (workers - {victim}) <= {member.pid for member in run.members()}, "the survivor was restarted"
+        before_it = workers | servers
+        wait_until(lambda: len(run.ranks()) == 2 and {member.pid for member in run.members()} != before_it, head)
+        assert (workers - {victim}) | servers <= {member.pid for member in run.members()}, "the survivor was restarted"
         wait_until(lambda: run.steps() > before + 5, head)
         (tmp_path / "enough").touch()
         finish(head)

@@ -98,6 +98,10 @@ class Census:
                 return True  # it switched to a plan that was withdrawn
         return pending is not None and self.has_begun(pending, current) and self.any_has_fallen(pending)
 
+    def known_placement(self) -> int:
+        """The newest version of the placement that anybody who lives was told of."""
+        return max((record.report.placement for record in [*self.alive, *self.servers]), default=0)
+
     # -- what became of them -----------------------------------------------------------------------------------------
 
     def reached(self) -> int:

@@ -102,12 +102,15 @@ class Coordinator:
         self._adopted = 0  # the last founding of which it is known which leases it began with
         # Numbers that an earlier one has used, and that are forgotten, must not come again: some may still go by them.
         used = born if is_again and "standing" not in (remembered or {}) else 0
-        standing, placement, aim, leases = Standing(term=used, newest=used), Placement(version=used), Aim(), (-1, 0)
+        standing, leases = Standing(term=used, newest=used), (-1, 0)
+        placement, held, aim = Placement(version=used), Placement(), Aim()
         for key, value in (remembered or {}).items():
             if key == "standing":
                 standing = decode(value, Standing)
             elif key == "placement":
                 placement = decode(value, Placement)
+            elif key == "held":
+                held = decode(value, Placement)
             elif key == "aim":
                 aim = decode(value, Aim)
             elif key == "leases":
@@ -116,7 +119,7 @@ class Coordinator:
                 record = Record.restore(value, self._now)
                 self.records[record.member] = record
         self.standing = standing
-        self._manager = self.manager_type(settings.replicas, placement, aim, by_load=settings.by_load)
+        self._manager = self.manager_type(settings.replicas, placement, aim, held, by_load=settings.by_load)
         self._kept_aim = aim
         self._desk = self.desk_type(leases)
         if standing.halting:
@@ -166,6 +169,8 @@ class Coordinator:
             record = self.records[report.member] = Record(report.introduction, self._now)
             self._check_fit(record)
             self._save(record)
+            if self._manager.hear(report.held):
+                self._actions.append(Remember("held", msgspec.msgpack.encode(report.held)))
             self._note("joined", record, f"process {record.introduction.pid} on {record.introduction.host}")
             if record.is_server and self.standing.current is not None:
                 self._warn_of_unused()
@@ -437,10 +442,16 @@ class Coordinator:
 
     def _adopt_holders(self, holders: list[Record]) -> None:
         """The journal is lost, and members that live hold the state: the run goes on from the newest of them."""
-        if self._may_have_forgotten():
+        held = self._manager.held
+        age_s = self._now - self._born
+        awaits_servers = age_s < self.settings.silence_s and not held.card_of.keys() <= self.records.keys()
+        if self._may_have_forgotten() or awaits_servers:
             return
         self._ready_since = None
-        if self.standing.ranges:
+        change = self._manager.adopt(self.standing.ranges, self.census.known_placement())
+        if self.standing.ranges and change is not None:
+            self._place(change)
+        elif self.standing.ranges:
             self.fail(
                 "the run's database is lost, and with it which server holds what; resume from the newest checkpoint"
             )

@@ -53,6 +53,7 @@ from paceline.control.messages import (
     Start,
     Verdict,
 )
+from paceline.placement.placement import Placement
 
 
 class Member:
@@ -76,7 +77,7 @@ class Member:
         self._suspects: tuple[str, ...] = ()
         self._dead: tuple[str, ...] = ()
         self._told = 0  # the newest plan heard of
-        self._placement = 0  # the newest one heard of
+        self._placement = Placement()  # the newest one heard of
         self._joinable = False
         self._survey = 0  # the newest one heard of
         self._surveyed = Surveyed(0)  # the newest one made
@@ -136,11 +137,12 @@ class Member:
             why_burden=self._burden.why,
             burden_in=self._burden.generation,
             cause=self._cause,
-            placement=self._placement,
+            placement=self._placement.version,
             joinable=self._joinable,
             surveyed=self._surveyed.number,
             unreachable=self._surveyed.unreachable,
             introduction=None if self._introduced else self._introduction,
+            held=None if self._introduced or not self._placement.version else self._placement,
         )
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -216,8 +218,8 @@ class Member:
             self.leaving = True
         self.stop_asked = self.stop_asked or directive.stop
         placement = directive.placement
-        if placement is not None and placement.version > self._placement:
-            self._placement = placement.version
+        if placement is not None and placement.version > self._placement.version:
+            self._placement = placement
             self._do(Adopt(placement))  # before a plan that may need it
         if directive.survey is not None and directive.survey.number > self._survey:
             self._survey = directive.survey.number

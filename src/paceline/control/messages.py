@@ -135,7 +135,8 @@ class Report(msgspec.Struct, frozen=True):
     seen in generation `burden_in`, and `why_burden` the figures. `placement` is the newest version of the placement it
     has been told of, `serving` what only servers say. `joinable` says, where workers do leases, that this one is in
     its loop over them, or has done no operation since: others may join now. `surveyed` is the newest survey that it
-    has made, `unreachable` whom it could not reach then."""
+    has made, `unreachable` whom it could not reach then. `held` is the placement it goes by, said to a coordinator that
+    does not know this member: it may have forgotten where the ranges are."""
 
     member: str
     number: int
@@ -162,6 +163,7 @@ class Report(msgspec.Struct, frozen=True):
     surveyed: int = 0
     unreachable: tuple[str, ...] = ()
     introduction: Introduction | None = None
+    held: Placement | None = None
 
 
 class Verdict(Enum):

@@ -49,14 +49,38 @@ class ServerManager:
     with the placement."""
 
     def __init__(
-        self, num_replicas: int, placement: Placement = Placement(), aim: Aim = Aim(), *, by_load: bool = True
+        self,
+        num_replicas: int,
+        placement: Placement = Placement(),
+        aim: Aim = Aim(),
+        held: Placement = Placement(),
+        *,
+        by_load: bool = True,
     ) -> None:
+        """`held` is the newest placement that a member goes by whom this coordinator, or the last one, did not know."""
         self.placement = placement
         self.aim = aim
         self._news: list[str] = []
         self._num_replicas = num_replicas
         self._by_load = by_load
         self._relieving = Relieving(aim.num_moves, aim.work)
+        self.held = held
+
+    def hear(self, held: Placement | None) -> bool:
+        """Whether that is news, which must be remembered: who is known does not say it again."""
+        if held is None or self.placement.ranges or held.version <= self.held.version:
+            return False
+        self.held = held
+        return True
+
+    def adopt(self, num_bytes: Sequence[int], known: int) -> Change | None:
+        """The journal is lost: go on with what members go by. None if that cannot be right: one of them has heard of
+        the version `known`, and nobody says what that was."""
+        if self.held.version < known or len(self.held.ranges) != len(num_bytes):
+            return None
+        version = max(self.placement.version, known) + 1
+        self.placement = msgspec.structs.replace(self.held, version=version)
+        return Change(self.placement)
 
     def found(self, founding: int, servers: Sequence[Record], num_bytes: Sequence[int]) -> Change:
         """The run is founded, or founded again: all ranges are empty, and are loaded by who founds it."""
@@ -138,8 +162,9 @@ class ServerManager:
         return news
 
     def holds(self, server: str) -> bool:
-        """Whether anything is, or should be, on this server."""
-        return any(replicas.of(server) is not None for replicas in self.placement.ranges)
+        """Whether anything is, or should be, on this server; also by what members say while this is forgotten here."""
+        ranges = self.placement.ranges or self.held.ranges
+        return any(replicas.of(server) is not None for replicas in ranges)
 
 
 def idle_in(aim: Aim) -> frozenset[str]:

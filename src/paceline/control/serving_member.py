@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from paceline.control.member_events import Adopt, Exit, Fail, Leave, Ready, Say
 from paceline.control.messages import Directive, Introduction, Phase, Report, Serving, Verdict
+from paceline.placement.placement import Placement
 
 
 class Served(NamedTuple):
@@ -31,7 +32,7 @@ class ServerMember:
         self.phase = Phase.BUILDING
         self._leaving = False
         self._cause = ""
-        self._placement = 0
+        self._placement = Placement()
         self._serving = Serving()
         self._introduction: Introduction | None = None
         self._introduced = False
@@ -49,9 +50,10 @@ class ServerMember:
             phase=self.phase,
             leaving=self._leaving,
             cause=self._cause,
-            placement=self._placement,
+            placement=self._placement.version,
             serving=self._serving,
             introduction=None if self._introduced else self._introduction,
+            held=None if self._introduced or not self._placement.version else self._placement,
         )
 
     def handle(self, event: Event) -> list[Action]:
@@ -99,8 +101,8 @@ class ServerMember:
         if directive.leave:
             self._leaving = True
         placement = directive.placement
-        if placement is not None and placement.version > self._placement:
-            self._placement = placement.version
+        if placement is not None and placement.version > self._placement.version:
+            self._placement = placement
             self._actions.append(Adopt(placement))
         if not self._introduced and self._introduction is not None:
             self._say()

@@ -99,6 +99,10 @@ class Checks:
         most = 3 * self._world.num_ranges * self._world.loads.num_changes
         self.check(self._num_relieved <= most, f"ranges moved {self._num_relieved} times for load, and still do")
 
+    def forgotten(self) -> None:
+        """The journal is lost, and with it where the ranges should be."""
+        self._aim = Aim()
+
     def died(self) -> None:
         """Who was taken for dead may have served until now, and what it took without a backup is gone too."""
         self._lost = dict.fromkeys(self._lost, self._epoch())
@@ -219,7 +223,7 @@ class Checks:
         machine = world.head.machine
         assert machine is not None
         current = machine.standing.current
-        if current is None or machine.standing.halting:
+        if current is None or world.head.is_halting:
             return
         reports = [record.report for record in machine.records.values()]
         ended = [report.applied for report in reports if report.phase is Phase.ENDED]
@@ -232,7 +236,7 @@ class Checks:
         if world.is_leased:
             wanted = {(epoch, lease) for epoch in range(world.num_epochs) for lease in range(world.num_leases)}
             lacks = wanted - world.head.rows
-            self.check(not lacks, f"the run's database lacks leases {sorted(lacks)}")
+            self.check(not lacks or world.head.has_lost_journal, f"the run's database lacks leases {sorted(lacks)}")
 
     def check_logs(self, *, strict: bool) -> None:
         """What the primaries have is complete, each thing once; if `strict`, their backups have the same."""
@@ -242,7 +246,7 @@ class Checks:
             server = world.servers[replicas.primary.server]
             store = server.store
             log = tuple(store.logs.get(number, ()))
-            is_stopping = bool(world.head.remembered().standing.halting)
+            is_stopping = world.head.is_halting
             if not log and (number in self._lost or not server.alive or not strict or is_stopping):
                 continue  # lost at the end, when nobody asks for it any more, or never loaded
             self.check(bool(log), f"nobody has range {number}")
@@ -270,7 +274,7 @@ class Checks:
             first = log[0][2] + 1 if epoch < 0 else min(steps, default=last + 1)
             self.check(steps[: last + 1 - first] == list(range(first, last + 1)), f"range {number} has steps {steps}")
             return
-        if world.head.remembered().standing.halting:
+        if world.head.is_halting:
             return
         lacks = {
             ("lease", later, lease) for later in range(epoch + 1, world.num_epochs) for lease in range(world.num_leases)

@@ -47,6 +47,7 @@ class Head:
         self.crashes_soon = False  # the next time that something was remembered and not said yet
         self.stops_soon = 0.0  # for so long, the next time that it has looked at its clock
         self.has_lost_journal = False
+        self._was_halting = False  # when the journal was lost
         self.had_plan = False  # before the events that it handles
         self._parted: set[str] = set()  # members that were gone when it was lost
         self._founded = 0
@@ -96,11 +97,13 @@ class Head:
         """Somebody deletes the run's database, and the coordinator dies: all that is known then is with the members."""
         records = self.remembered().records.values()
         self._parted |= {record.member for record in records if record.fate is not None}
+        self._was_halting = self.is_halting
         self.crash()
         self.journal.clear()
         self.rows.clear()
         self._founded = 0
         self.has_lost_journal = True
+        self._world.checks.forgotten()
 
     def stop(self, seconds: float) -> None:
         if self.machine is not None and not self.is_stopped:
@@ -228,6 +231,11 @@ class Head:
         """The same, and it was not let go."""
         record = self.remembered().records.get(name)
         return self.counts(name) and (record is None or record.fate is None)
+
+    @property
+    def is_halting(self) -> bool:
+        """Whether somebody has asked for the end of the run."""
+        return self._was_halting or bool(self.remembered().standing.halting)
 
     @property
     def has_no_plan(self) -> bool:

@@ -126,7 +126,21 @@ def everything(mode: str) -> Theme:
     return Theme({**_WORKERS, **_SERVERS, **({"kill_who_agreed": 5} if mode == "sync" else {})})
 
 
+_OF_BOTH = {
+    "journal": Theme(
+        {
+            **_OF_WORKERS["journal"].faults,
+            "kill_server": 3,
+            "join_server": 2,
+            "leave_server": 2,
+            "kill_when_something_moves": 2,
+            "break_connection": 1,
+        }
+    )
+}
+
+
 def themes_of(mode: str) -> dict[str, Theme]:
     if mode == "allreduce":
         return _OF_WORKERS
-    return {**_OF_SERVERS, **(_OF_STEPS if mode == "sync" else {})}
+    return {**_OF_SERVERS, **_OF_BOTH, **(_OF_STEPS if mode == "sync" else {})}

@@ -211,8 +211,8 @@ class _LeavesTheHeirAlone(ServerManager):
 
 
 class _ForgetsWhatIsHot(ServerManager):
-    def __init__(self, num_replicas: int, placement: Placement, aim: Aim, *, by_load: bool) -> None:
-        super().__init__(num_replicas, placement, by_load=by_load)
+    def __init__(self, num_replicas: int, placement: Placement, aim: Aim, held: Placement, *, by_load: bool) -> None:
+        super().__init__(num_replicas, placement, held=held, by_load=by_load)
 
 
 class _RelievesWhileThingsMove(ServerManager):
