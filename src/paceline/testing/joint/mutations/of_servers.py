@@ -10,7 +10,7 @@ import msgspec
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Remember
 from paceline.control.lease_set import LeaseSet
-from paceline.control.leases import Desk, Hand
+from paceline.control.leases import Desk
 from paceline.control.member_events import Exit, Leave
 from paceline.control.messages import Verdict
 from paceline.control.serving import Aim, Change, ServerManager
@@ -257,13 +257,6 @@ class _WaitsForTheForgotten(Desk):
         return -1 if any(lease < held for held in self._holder) else lease
 
 
-class _SaysWhatWasDoneOnce(Hand):
-    """A pull that waits goes on to say what was known to be done when it began."""
-
-    def gives_way(self, prefix: int, settled: int) -> bool:
-        return super().gives_way(prefix, max(prefix, settled))
-
-
 class _RemembersNoPlacement(Coordinator):
     def _place(self, change: Change) -> None:
         super()._place(change)
@@ -415,13 +408,6 @@ OF_SERVERS = [
         theme="restarts",
         modes=("bounded",),
         coordinator=_with_desk(_WaitsForTheForgotten),
-    ),
-    Mutation(
-        "waits for updates that a range has lost",
-        theme="server deaths",
-        modes=("bounded",),
-        num_replicas=1,
-        hand=_SaysWhatWasDoneOnce,
     ),
     Mutation(
         "does not remember where the ranges are", theme="restarts", modes=_SERVED, coordinator=_RemembersNoPlacement
