@@ -372,7 +372,7 @@ def test_the_first_coordinator_counts_from_one_and_so_does_one_that_remembers() 
     assert Coordinator(Settings(), 0.0, {}, born=1_000).standing.term == 1
     remembered = {"standing": msgspec.msgpack.encode(Standing(term=4, newest=7))}
     machine = Coordinator(Settings(), 0.0, remembered, is_again=True, born=1_000)
-    assert (machine.standing.term, machine.standing.newest, machine.placement.version) == (5, 7, 0)
+    assert (machine.standing.term, machine.standing.newest, machine.placement.version) == (5, 7, 7)
 
 
 def test_a_journal_that_is_lost_is_said_once() -> None:
@@ -471,12 +471,26 @@ def test_a_placement_of_which_nobody_says_what_it_was_is_not_guessed() -> None:
     assert "database is lost" in fresh.machine.standing.reason
 
 
+def test_a_range_that_no_server_has_any_more_is_not_given_up_where_a_checkpoint_has_it() -> None:
+    settings = Settings(wanted=1, servers=1)
+    fresh = Table(settings)
+    fresh.handle(served("S2", placed(7, "S1")))
+    fresh.handle(served("A", placed(7, "S1"), **WORKING))
+    while fresh.now < settings.silence_s + 1.0:
+        fresh.now += 0.2
+        fresh.handle(Tick())
+    assert fresh.machine.standing.over == "failed"
+    assert "no server that lives has some of it" in fresh.machine.standing.reason
+
+
 def test_a_run_that_is_founded_anew_uses_no_number_that_servers_know() -> None:
     """No worker is left; what servers hold is of the last founding, and must not be taken for that of this one."""
     settings = Settings(wanted=1, servers=1)
     fresh = Table(settings)
     fresh.machine = Coordinator(settings, fresh.now, {}, is_again=True, born=1000)
     fresh.handle(served("S1", placed(7, "S1")))
+    fresh.restart()
+    fresh.handle(Report("S1", 2, 1002, Phase.READY, placement=7, serving=Serving(7)))
     fresh.handle(served("N", None, phase=Phase.READY, checkpoint=3))
     listen(fresh)
     plan, placement = fresh.machine.standing.current, fresh.machine.placement

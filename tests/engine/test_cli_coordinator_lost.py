@@ -60,6 +60,29 @@ def test_workers_save_what_they_hold_when_the_coordinator_dies_too_often(tmp_pat
         assert len(final_counts(last)) == 1
 
 
+def test_guests_find_a_coordinator_whose_database_was_deleted(tmp_path: Path) -> None:
+    """It listens where the one before did."""
+    with run_over(2, tmp_path) as run:
+        head = run.run("-n", "1")
+        wait_until(lambda: 0 in run.ranks(), head)
+        guest = run.join(1, "there")
+        wait_until(lambda: len(run.ranks()) == 2 and run.steps() > 5, head, guest)
+        everybody = {member.pid for member in run.members()}
+        for path in run.folder.glob("run.db*"):
+            path.unlink()
+        os.kill(coordinators(run)[0], signal.SIGKILL)
+        wait_until(lambda: len(run.ranks()) == 2, head, guest)
+        before = run.steps()
+        wait_until(lambda: run.steps() > before + 5, head, guest)
+        assert {member.pid for member in run.members()} == everybody, "somebody was restarted"
+        (tmp_path / "enough").touch()
+        finish(head)
+        finish(guest)
+        last = newest(run.folder)
+        assert faults_of(last) == []
+        assert len(final_counts(last)) == 1
+
+
 @pytest.mark.parametrize("strategy", ["allreduce", "server"])
 def test_a_coordinator_whose_database_was_deleted_goes_on_from_its_workers(tmp_path: Path, strategy: str) -> None:
     """One of two workers is killed with it, so that there is one that could begin anew. Servers go on too."""

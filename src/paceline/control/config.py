@@ -26,7 +26,7 @@ VARIABLE = "PACELINE_COORDINATOR_FD"
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What a coordinator needs to be the same one when it is started again; keep it as secret as the run's secret.
     Made by `Config.new`. `parent` is the process that it must not outlive, 0 for none; `is_again` says that it is not
-    the first one of this run."""
+    the first one of this run, and `last_port` where the one before listened, for one that has forgotten it."""
 
     run: str
     folder: str
@@ -41,6 +41,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     local_name: str
     parent: int = 0
     is_again: bool = False
+    last_port: int = 0
 
     @classmethod
     def new(

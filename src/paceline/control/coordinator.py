@@ -103,7 +103,7 @@ class Coordinator:
         # Numbers that an earlier one has used, and that are forgotten, must not come again: some may still go by them.
         used = born if is_again and "standing" not in (remembered or {}) else 0
         standing, leases = Standing(term=used, newest=used), (-1, 0)
-        placement, held, aim = Placement(version=used), Placement(), Aim()
+        placement, held, aim = Placement(), Placement(), Aim()
         for key, value in (remembered or {}).items():
             if key == "standing":
                 standing = decode(value, Standing)
@@ -118,6 +118,8 @@ class Coordinator:
             elif key.startswith("member/"):
                 record = Record.restore(value, self._now)
                 self.records[record.member] = record
+        if not placement.version:
+            placement = Placement(version=standing.newest)  # which is remembered: the next one begins there too
         self.standing = standing
         self._manager = self.manager_type(settings.replicas, placement, aim, held, by_load=settings.by_load)
         self._kept_aim = aim
@@ -448,12 +450,14 @@ class Coordinator:
         if self._may_have_forgotten() or awaits_servers:
             return
         self._ready_since = None
-        change = self._manager.adopt(self.standing.ranges, self.census.known_placement())
+        servers, known = self.census.servers, self.census.known_placement()
+        change = self._manager.adopt(servers, self.standing.ranges, known)
         if self.standing.ranges and change is not None:
             self._place(change)
         elif self.standing.ranges:
             self.fail(
-                "the run's database is lost, and with it which server holds what; resume from the newest checkpoint"
+                "the run's database is lost, and with it which server holds what, or no server that lives has some of "
+                "it; resume from the newest checkpoint"
             )
             self._release_all()
             return

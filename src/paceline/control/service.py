@@ -168,7 +168,7 @@ class Service:
     def _listen(self, identity: Identity, remembered: Mapping[str, bytes]) -> Endpoint:
         config = self.config
         mine = Credentials(identity, config.secret, "coordinator")
-        known = int(remembered.get(PORT_KEY, b"0"))
+        known = int(remembered.get(PORT_KEY, b"0")) or config.last_port
         try:
             return Endpoint(
                 mine, host=config.host, port=config.port or known, tls=config.tls, local_name=config.local_name

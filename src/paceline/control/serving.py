@@ -73,10 +73,14 @@ class ServerManager:
         self.held = held
         return True
 
-    def adopt(self, num_bytes: Sequence[int], known: int) -> Change | None:
+    def adopt(self, servers: Sequence[Record], num_bytes: Sequence[int], known: int) -> Change | None:
         """The journal is lost: go on with what members go by. None if that cannot be right: one of them has heard of
-        the version `known`, and nobody says what that was."""
+        the version `known`, and nobody says what that was; or if nobody that lives has all of some range."""
         if self.held.version < known or len(self.held.ranges) != len(num_bytes):
+            return None
+        living = {record.member for record in servers}
+        holders = ({one.primary.server, *(backup.server for backup in one.backups)} for one in self.held.ranges)
+        if not all(living & there for there in holders):
             return None
         version = max(self.placement.version, known) + 1
         self.placement = msgspec.structs.replace(self.held, version=version)

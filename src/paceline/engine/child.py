@@ -92,7 +92,10 @@ class CoordinatorChild:
             access = read_access(self.folder)
         except ValueError:
             return None
-        return msgspec.structs.replace(access.ticket, agent=self._agent) if access.pid == self._popen.pid else None
+        if access.pid != self._popen.pid:
+            return None
+        self._config = msgspec.structs.replace(self._config, last_port=access.ticket.address[1])
+        return msgspec.structs.replace(access.ticket, agent=self._agent)
 
     def take_exit(self) -> CoordinatorEnded | None:
         """How it ended, and what it has written down of the run; None while it lives."""

@@ -218,7 +218,9 @@ class Checks:
     def over(self, over: Over) -> None:
         world = self._world
         if over.failed:
-            self.check(world.may_fail, f"the run failed: {over.reason}")
+            has_one_copy = world.is_served and world.num_replicas == 1
+            may_fail = world.may_fail or (world.head.has_lost_journal and has_one_copy)
+            self.check(may_fail, f"the run failed: {over.reason}")
             return
         machine = world.head.machine
         assert machine is not None
