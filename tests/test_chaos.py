@@ -419,6 +419,7 @@ def check(processes: list[subprocess.Popen[str]]) -> None:
         assert process.returncode == 0, output
 
 
+@pytest.mark.hosts
 @pytest.mark.timeout(300)
 def test_fixed_schedules_on_one_host(tmp_path: Path) -> None:
     check([chaos(tmp_path / str(number), "--schedule", text) for number, text in enumerate(ALONE)])
@@ -427,14 +428,15 @@ def test_fixed_schedules_on_one_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
+@pytest.mark.hosts
 @pytest.mark.timeout(300)
 def test_a_fixed_schedule_on_two_hosts(tmp_path: Path) -> None:
     check([chaos(tmp_path, "--schedule", "allreduce hosts=2 workers=1: 0.5 kill 1; 2 oneway 1 1.5; 4.5 join 2")])
 
 
 def test_a_violation_is_an_exit_code_a_command_and_a_folder(tmp_path: Path) -> None:
-    """No run starts within a second."""
-    process = chaos(tmp_path, "--schedule", "allreduce hosts=1 workers=1:", "--patience", "0.01")
+    """No run starts within 6 ms."""
+    process = chaos(tmp_path, "--schedule", "allreduce hosts=1 workers=1:", "--patience", "0.0001")
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1, output
     assert "again: python -m paceline.testing.chaos --schedule 'allreduce hosts=1 workers=1" in output

@@ -65,6 +65,7 @@ def is_at_work(folder: Path, num_hosts: int) -> bool:
     return len(ranks) == len(servers) == num_hosts
 
 
+@pytest.mark.hosts
 def test_workers_and_servers_on_two_hosts_come_to_what_one_process_comes_to(tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(SCRIPT)
     folder = tmp_path / "here" / "two"
