@@ -177,19 +177,23 @@ class Agent:
         poll.poll(max(0.0, until - time.monotonic()) * 1000)
 
     def _collect(self, signals: Signals) -> None:
+        ended = []
         for slot, process in list(self._running.items()):
             self._look_for_session(slot, process)  # a signal means another thing to one that has none
             if (code := process.exit_code()) is not None:
-                self._bury(slot, process, code)
-        if self._coordinator is not None and (ended := self._coordinator.take_exit()) is not None:
-            self._handle(ended)
-        for event in self._box.take():
-            self._handle(event)
+                ended.append((slot, process, code))
+        # Where one signal went to all processes, whoever ended by it did not fail: what this one was sent comes first.
         for number in signals.take():
             if number in ENDING:
                 self._handle(Asked(number))
             else:
                 self._handle(Suspended() if number == signal.SIGTSTP else Resumed())
+        for slot, process, code in ended:
+            self._bury(slot, process, code)
+        if self._coordinator is not None and (last := self._coordinator.take_exit()) is not None:
+            self._handle(last)
+        for event in self._box.take():
+            self._handle(event)
         self._handle(Tick())
 
     def _bury(self, slot: int, process: Process, code: int) -> None:
