@@ -250,24 +250,10 @@ def test_a_lower_lease_that_comes_goes_first_if_what_was_started_is_put_back() -
     worker = hand(5)
     worker.start()
     worker.hear(LeaseGrant(1, 2, "a", 0, (3, 5)))
-    assert worker.gives_way(prefix=0, settled=0)
+    assert worker.gives_way()
     assert worker.start() == 3
-    assert not worker.gives_way(prefix=0, settled=0)
+    assert not worker.gives_way()
     assert worker.num_held() == 2
-
-
-def test_a_pull_is_made_anew_when_more_is_known_to_be_done_of_what_it_waits_for() -> None:
-    """A range that has lost updates waits for them, until it is told that they are done."""
-    worker = hand(5)
-    worker.start()
-    assert not worker.gives_way(prefix=3, settled=1)
-    worker.hear(LeaseGrant(1, 2, "a", 0, (5,), settled=2))
-    assert worker.gives_way(prefix=3, settled=1)
-    assert worker.start() == 5, "it is still the one to do"
-    assert not worker.gives_way(prefix=3, settled=2)
-    worker.hear(LeaseGrant(1, 3, "a", 0, (5,), settled=4))
-    assert worker.gives_way(prefix=3, settled=2)
-    assert not worker.gives_way(prefix=3, settled=3), "it waits for no more than these"
 
 
 def test_a_desk_that_has_forgotten_believes_who_was_told_that_all_is_done() -> None:

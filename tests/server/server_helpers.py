@@ -112,7 +112,7 @@ class Group:
 
     # -- a worker's part ---------------------------------------------------------------------------------------------
 
-    def load(self, empty: set[int]) -> None:
+    def load(self, empty: set[int], *, restored: bool = False) -> None:
         self.num_loaded += 1
         origin = self.client.placement.ranges[min(empty)].origin
 
@@ -124,7 +124,7 @@ class Group:
             detail = Detail(makes=makes, sections=(SECTION,), tables=(SPEC,), partitions=PARTITIONS)
             return Parcel(detail, packing.tensors)
 
-        self.client.run(Errand(empty, push=Load(origin)), pack, "loading", 20.0)
+        self.client.run(Errand(empty, push=Load(origin, restored)), pack, "loading", 20.0)
 
     def stage(self, step: int, rank: int = 0, gradient: float = 1.0, generation: int = 1) -> None:
         self.push(Stage(generation, step, rank), IDS, torch.full((len(IDS), 2), gradient), gradient)

@@ -165,3 +165,21 @@ def test_an_orphan_asks_whoever_is_left_and_sees_what_nobody_has() -> None:
     waiting.requests(placement)
     waiting.lost("a")
     assert waiting.forlorn(placement) == set(), "who has a coordinator waits for the next primary"
+
+
+def test_a_pull_that_waits_says_what_has_been_done_meanwhile() -> None:
+    """A range that has lost updates waits for them, until it is told that they are done."""
+    errand = Errand([0], pull=Need(epoch=1, prefix=3, settled=1))
+    errand.settle(2)
+    assert errand.requests(placed("a"))["a"].pull == Need(epoch=1, prefix=3, settled=2)
+    errand.answered("a", Answer(1, pulled={0: Refusal.EARLY}))
+    errand.settle(1)
+    errand.settle(5)
+    assert errand.requests(placed("a"))["a"].pull == Need(epoch=1, prefix=3, settled=5)
+
+
+def test_a_pull_that_waits_for_no_lease_says_nothing_of_leases() -> None:
+    """It may be of another epoch than those."""
+    errand = Errand([0], pull=Need(step=4))
+    errand.settle(7)
+    assert errand.requests(placed("a"))["a"].pull == Need(step=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -94,6 +95,18 @@ def test_a_server_that_is_lost_without_a_replica_is_loaded_anew() -> None:
         group.settle()
         assert group.values() == {0.0, -1.0}
         assert group.num_loaded == 2
+
+
+def test_a_pull_of_what_was_lost_waits_until_that_is_known_to_be_done() -> None:
+    """The updates of leases 0 and 1 were on a server that is gone. Whoever made one may still bring it again."""
+    with group_of(1) as group:
+        group.client.on_empty = functools.partial(group.load, restored=True)
+        known = iter([0, 0, 1])
+        group.client.settled = lambda: next(known, 2)
+        errand = Errand(range(NUM_RANGES), pull=Need(epoch=0, prefix=2), notes=True)
+        group.client.run(errand, lambda _: Parcel(), "pulling", 20.0)
+        assert next(known, None) is None
+        assert {(record.epoch, record.prefix) for record in errand.records.values()} == {(0, 2)}
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])

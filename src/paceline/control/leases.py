@@ -347,14 +347,12 @@ class Hand:
             self._started = self._held[0]
         return self._started
 
-    def gives_way(self, prefix: int, settled: int) -> bool:
-        """Whether a pull for the lease that was started is no longer wanted as it is: an earlier lease came, or the
-        end, and it is put back; or more is known to be done. The pull waits for all leases below `prefix` and says that
-        those below `settled` are done: a range that has lost some would have it wait for these for ever."""
+    def gives_way(self) -> bool:
+        """Whether an earlier lease than the one that was started came, or the end: then that one is put back."""
         if (self._held and self._held[0] < self._started) or self.is_stopped or self.is_finished:
             self._started = -1
             return True
-        return settled < min(prefix, self.settled)
+        return False
 
     def finish(self, lease: int, loss: float = 0.0, seconds: float = 0.0) -> None:
         """A lease that was started is done."""

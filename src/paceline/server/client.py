@@ -67,6 +67,7 @@ class GroupClient:
         self._endpoint = endpoint
         self._check = check
         self.on_empty = on_empty
+        self.settled: Callable[[], int] = int  # below which all leases of the epoch are known to be done
         self._changed = threading.Condition()
         self._placement = Placement()
         self._memory = SharedMemory.create(total_bytes())
@@ -146,6 +147,7 @@ class GroupClient:
         try:
             while True:
                 placement = self._placement
+                errand.settle(self.settled())
                 self._exchange(errand, placement, pack, deadline)
                 if errand.is_done or (is_enough is not None and is_enough()):
                     return

@@ -54,6 +54,14 @@ class Errand:
     def left(self) -> set[int]:
         return self._to_push | self._to_pull
 
+    def settle(self, settled: int) -> None:
+        """All leases below this one are known to be done. A pull that waits for some of them says so from now on: a
+        range that has lost their updates would have it wait for ever."""
+        pull = self._content.pull
+        if pull is not None and pull.settled < min(pull.prefix, settled):
+            pull = msgspec.structs.replace(pull, settled=settled)
+            self._content = msgspec.structs.replace(self._content, pull=pull)
+
     def requests(self, placement: Placement) -> dict[str, Request]:
         """What to send now, one request a server at most; it is under way then."""
         found: dict[str, Request] = {}

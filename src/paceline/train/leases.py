@@ -57,10 +57,10 @@ class Leases:
     def _has_news(self) -> bool:
         return self._hand.is_finished or self._hand.is_stopped or self._hand.num_held() > 0
 
-    def gives_way(self, prefix: int, settled: int) -> bool:
-        """Whether a pull for the lease that was taken, and is not begun, is to be made anew, or for another."""
+    def gives_way(self) -> bool:
+        """Whether the lease that was taken, and is not begun, is put back: an earlier one came, or the end."""
         with self._changed:
-            return self._hand.gives_way(prefix, settled)
+            return self._hand.gives_way()
 
     @property
     def settled(self) -> int:

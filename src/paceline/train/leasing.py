@@ -72,6 +72,7 @@ class LeaseLoop:
         self._strategy = strategy
         self._served = served
         self._served.num_leases = batches.num_steps
+        self._served.client.settled = lambda: leases.settled
         self._bound = consistency.bound
         self._schedules = schedules
         self._nonfinite = nonfinite
@@ -144,13 +145,12 @@ class LeaseLoop:
         return Need(epoch=self._epoch, prefix=prefix, settled=self._leases.settled)
 
     def _pull(self, lease: int) -> bool:
-        """Have parameters that this lease may be computed with; False if another comes first, or more is to be said of
-        what is done."""
+        """Have parameters that this lease may be computed with; False if an earlier lease, or the end, comes first."""
         need = self._need(lease)
         if self._pulled and need.prefix == 0:
             self._served.rely_on(need)
             return True
-        return self._served.pull(need, lambda: self._leases.gives_way(need.prefix, need.settled))
+        return self._served.pull(need, self._leases.gives_way)
 
     # -- a lease -----------------------------------------------------------------------------------------------------
 

@@ -84,14 +84,14 @@ class Leasing:
 
     def _pull(self, lease: int) -> None:
         world, hand = self._world, self.hand
-        settled = hand.settled
         prefix = max(0, lease - world.bound) if world.bound >= 0 else 0
-        errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, hand.epoch, prefix, settled))
+        errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, hand.epoch, prefix, hand.settled))
 
         def gives_way() -> bool:
+            errand.settle(hand.settled)
             if self._at != (hand.epoch, lease) or self.is_busy:
                 return True
-            if hand.gives_way(prefix, settled):
+            if hand.gives_way():
                 self._at = (-1, -1)
                 world.after(0.0, self._worker.receive, self._look)
                 return True
