@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Helpers of multiprocessing that live as long as the test run.
 _LASTING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+_UNNAMED = re.compile(r"#[0-9]+(?= \(deleted\)$)")
 _LASTING_THREAD = "paceline-guardian"  # one a process, from its first group over several hosts on
 
 
@@ -60,7 +62,8 @@ def _descriptors() -> set[str]:
         except OSError:
             continue  # the listing's own descriptor
         if not target.startswith(("/dev/", "pipe:", "/proc")) or "memfd" in target:
-            found.add(f"{entry.name} -> {target}")
+            # `capfd` opens its unnamed files anew between setup and call: their numbers may be another's by then.
+            found.add(f"{entry.name} -> {_UNNAMED.sub('#', target)}")
     return found
 
 
