@@ -28,6 +28,7 @@ from paceline.testing.chaos import checks, copies, drawing, expecting, oracle
 from paceline.testing.chaos.beats import Beats, Worker, run_gaps
 from paceline.testing.chaos.copies import Copy
 from paceline.testing.chaos.expecting import Injury
+from paceline.testing.chaos.heads import most_apart
 from paceline.testing.chaos.leftovers import grown
 from paceline.testing.chaos.schedule import MUTATION, Fault, Kind, Mode, Schedule, parse
 from paceline.testing.chaos.shrinking import shrink, smaller_ones
@@ -417,6 +418,13 @@ def check(processes: list[subprocess.Popen[str]]) -> None:
             process.wait()
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output
+
+
+def test_how_far_apart_hosts_may_be_that_lost_the_coordinator() -> None:
+    assert {mode.value: most_apart(mode, 3) for mode in Mode} == {
+        **dict.fromkeys(("allreduce", "hybrid", "server"), 1),
+        **dict.fromkeys(("bounded", "async"), 6),
+    }
 
 
 @pytest.mark.hosts

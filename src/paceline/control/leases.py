@@ -22,6 +22,8 @@ import msgspec
 from paceline.control.lease_set import LeaseSet
 from paceline.control.progress import StepRow
 
+GRANTED_AHEAD = 2  # leases that a worker holds, with the one that it is at
+
 
 class Done(msgspec.Struct, frozen=True, array_like=True):
     """A lease that is done, with the mean loss of its samples and how long it took."""
@@ -286,7 +288,7 @@ class Desk:
 class Hand:
     """A worker's side, for one epoch after the other."""
 
-    def __init__(self, member: str, num_ahead: int = 2) -> None:
+    def __init__(self, member: str, num_ahead: int = GRANTED_AHEAD) -> None:
         self._member = member
         self._num_ahead = num_ahead
         self._order = (0, 0)
