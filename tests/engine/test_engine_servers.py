@@ -386,3 +386,14 @@ def test_servers_beside_a_script_without_a_session_are_told_to_be_of_no_use() ->
         assert outcome.result is Result.ENDED
         said = [action.text for action in driver.log if isinstance(action, Say)]
         assert ("the servers were not used: the script has no session" in said) is not has_session
+
+
+def test_servers_of_a_run_that_was_stopped_before_its_script_had_a_session_are_not_called_useless() -> None:
+    driver = Driver(workers=1, servers=1)
+    driver.tell(AgentDirective(1, 1, "agent", over=True, verdict="a person asked for the end"))
+    driver.tell(Exited(0, -15))
+    driver.tell(Exited(1, 0))
+    driver.tell(CoordinatorEnded(0, "ended"))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome.result is Result.ENDED
+    assert not [action for action in driver.log if isinstance(action, Say) and "not used" in action.text]

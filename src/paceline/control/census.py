@@ -3,6 +3,8 @@ coordinator knows of each. Nothing is decided or changed here."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from paceline.control.coordinator_events import Standing
 from paceline.control.messages import NOTHING, Phase, Plan
 from paceline.control.roster import Fate, Record
@@ -108,14 +110,16 @@ class Census:
         """The last operation that anybody ever applied."""
         return max((record.report.applied for record in self.records.values()), default=NOTHING)
 
-    def root_cause(self, last_exit: str) -> str:
+    def root_cause(self, last_exit: str, agents: Collection[str]) -> str:
         """Why the run failed: what the first member that failed said, else how the last one died; `last_exit` is how
-        the last process ended that an agent had."""
-        failed = [record for record in self.records.values() if record.fate is Fate.FAILED]
+        the last process ended that an agent had. Members of other agents than these are of an earlier session, which
+        this one resumed."""
+        members = [record for record in self.records.values() if record.introduction.agent in agents]
+        failed = [record for record in members if record.fate is Fate.FAILED]
         if failed:
             first = failed[0]
             return f"{first.describe()} raised in operation {first.report.applied + 1}:\n{first.reason}"
-        gone = [record for record in self.records.values() if record.reason]
+        gone = [record for record in members if record.reason]
         if gone:
             return f"{gone[-1].describe()}: {gone[-1].reason}"
         return f"no worker came up; the last process {last_exit}" if last_exit else "there are no workers"

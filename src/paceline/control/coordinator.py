@@ -322,7 +322,7 @@ class Coordinator:
             holders = []  # those whom they left may have gone on, and have said so to nobody that lives
         if not holders:
             if all(record.fate is Fate.FAILED for record in self.census.of(current)):
-                self.fail(self.census.root_cause(self._agents.last_exit()))  # it would fail again
+                self.fail(self._root_cause())  # it would fail again
                 return
             self._keep(current=None, pending=None, reached=max(self.census.reached(), self.standing.reached))
             self._note("lost", None, "nobody that lives holds the training state; the newest checkpoint has it")
@@ -390,7 +390,7 @@ class Coordinator:
         if not ready:
             self._ready_since = None
             if not self.census.alive and self._agents.are_spent():
-                self.fail(self.census.root_cause(self._agents.last_exit()))
+                self.fail(self._root_cause())
                 self._release_all()
             return
         if self._ready_since is None:
@@ -637,6 +637,9 @@ class Coordinator:
             self._actions.append(Over(self.standing.over == "failed", self.standing.reason))
 
     # -- saying ------------------------------------------------------------------------------------------------------
+
+    def _root_cause(self) -> str:
+        return self.census.root_cause(self._agents.last_exit(), set(self._agents))
 
     def _tell_all(self) -> None:
         for record in self.records.values():

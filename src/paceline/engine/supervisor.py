@@ -416,7 +416,8 @@ class Supervisor:
             missing = tuple(f"{slot.label} {slot.lost}" for slot in self._workers.slots if slot.lost)
             code = INCOMPLETE if missing and self.rules.strict else 0
             self.outcome = Outcome(Result.ENDED, code, reason=self._reason, missing=missing)
-            if self._servers.slots and not self._sessions and self.rules.owns_coordinator:
+            is_stopped = self._reason not in ("", FINISHED)  # then the script may not have come to it
+            if self._servers.slots and not self._sessions and self.rules.owns_coordinator and not is_stopped:
                 self._do(Say("the servers were not used: the script has no session"))
 
     def _failed_afterwards(self) -> Slot | None:

@@ -1,0 +1,28 @@
+"""Why a run failed, as its last lines say it."""
+
+from __future__ import annotations
+
+from paceline.control.census import Census
+from paceline.control.messages import Introduction
+from paceline.control.roster import Fate, Record
+from paceline.wire.card import Card
+
+
+def add(census: Census, member: str, agent: str, fate: Fate | None, reason: str) -> None:
+    card = Card(member, "worker", "host", ("127.0.0.1", 1), "name", b"", False, ())
+    record = Record(Introduction(card, 1, "here", agent, {}), 0.0)
+    record.fate, record.reason = fate, reason
+    census.records[member] = record
+
+
+def test_what_failed_in_an_earlier_session_is_not_why_this_one_did() -> None:
+    census = Census()
+    add(census, "a", "earlier", Fate.FAILED, "an old error")
+    add(census, "b", "earlier", Fate.DEAD, "was killed")
+    assert census.root_cause("exited with code 2", {"now"}) == "no worker came up; the last process exited with code 2"
+    assert census.root_cause("", {"now"}) == "there are no workers"
+    add(census, "c", "now", Fate.DEAD, "was killed by signal 9")
+    assert census.root_cause("", {"now"}).endswith(": was killed by signal 9")
+    add(census, "d", "now", Fate.FAILED, "a new error")
+    assert census.root_cause("", {"now"}).endswith(":\na new error")
+    assert census.root_cause("", {"earlier", "now"}).endswith(":\nan old error")
