@@ -16,6 +16,7 @@ from checkpoint_samples import assert_same, contents
 
 from paceline.checkpoint import Keeper, Stage, find, read, write
 from paceline.checkpoint.errors import DiskFull
+from paceline.checkpoint.pending import Pending
 from paceline.checkpoint.stores import DistantStore, LocalStore
 from paceline.custody import depot as depots
 from paceline.custody import moving
@@ -121,6 +122,17 @@ def publish(keeper: Keeper, operation: int) -> Stage:
     return pending.wait(WAIT_S)
 
 
+def lose_before_it_counts(keeper: Keeper, host: Host, operation: int) -> Pending:
+    """The checkpoint was sent, and the connection to the run's host breaks before its step counts."""
+    pending = keeper.take(contents(operation))
+    assert pending is not None
+    assert pending.wait_written(WAIT_S)
+    host.hang_up()
+    assert not host.partials()
+    keeper.settle(operation)
+    return pending
+
+
 def in_middle_of_sending(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
     """Once, when some bytes of a checkpoint have gone."""
     real = moving.send_pieces
@@ -187,13 +199,7 @@ def test_a_coordinator_that_dies_in_the_middle_gets_it_again(host: Host, monkeyp
 
 def test_a_coordinator_that_dies_before_the_step_counts_gets_it_again(host: Host) -> None:
     with keeping(host) as keeper:
-        pending = keeper.take(contents(6))
-        assert pending is not None
-        assert pending.wait_written(WAIT_S)
-        host.hang_up()
-        assert not host.partials()
-        keeper.settle(6)
-        assert pending.wait(WAIT_S) is Stage.PUBLISHED
+        assert lose_before_it_counts(keeper, host, 6).wait(WAIT_S) is Stage.PUBLISHED
         assert_same(read(host.checkpoints / "latest"), contents(6))
 
 
@@ -314,11 +320,7 @@ def test_what_is_only_in_memory_is_sent_again_if_the_connection_breaks(
 def test_what_was_only_in_memory_and_is_lost_before_its_step_counts_is_never_something_else(host: Host) -> None:
     """The memory is that of the next snapshot by then."""
     with keeping(host) as keeper:
-        pending = keeper.take(contents(3))
-        assert pending is not None
-        assert pending.wait_written(WAIT_S)
-        host.hang_up()
-        keeper.settle(3)
+        pending = lose_before_it_counts(keeper, host, 3)
         assert pending.wait(WAIT_S) is Stage.FAILED
         assert "no room to keep a copy here" in str(pending.error)
         assert publish(keeper, 5) is Stage.PUBLISHED

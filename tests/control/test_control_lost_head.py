@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
 from paceline.testing.joint import Violation, World
 from paceline.testing.joint.mutations import SOUND, Mutation
+from paceline.testing.joint.workers import Worker
 
 PLACES = ("abc", "bc")  # of the workers: with some on the host that is lost, or none
 
@@ -26,13 +27,19 @@ def lose_head(seed: int, hosts: str, *, freezes: bool, mutation: Mutation = SOUN
         for _ in range(1 + seed % 2):
             world.agents[host].start()
 
+    return run_and_lose(world, 7.0 + seed % 7 / 10, lambda worker: worker.machine.applied, freezes=freezes)
+
+
+def run_and_lose(world: World, after_s: float, done_by: Callable[[Worker], int], *, freezes: bool) -> World:
+    """The head is lost after that time, and when every worker has done something."""
+
     def lose() -> None:
-        if min(worker.machine.applied for worker in world.living()) > 0:
+        if min(map(done_by, world.living()), default=0) > 0:
             world.halting.lose_head(freezes=freezes)
         else:
             world.after(0.1, lose)
 
-    world.after(7.0 + seed % 7 / 10, lose)
+    world.after(after_s, lose)
     world.run()
     return world
 
@@ -61,16 +68,7 @@ def lose_head_with_servers(
     for host in hosts:
         world.agents[host].start()
 
-    def lose() -> None:
-        living = world.living()
-        if living and min(worker.state.steps for worker in living) > 0:
-            world.halting.lose_head(freezes=freezes)
-        else:
-            world.after(0.1, lose)
-
-    world.after(5.0 + seed % 17 / 20, lose)
-    world.run()
-    return world
+    return run_and_lose(world, 5.0 + seed % 17 / 20, lambda worker: worker.state.steps, freezes=freezes)
 
 
 @pytest.mark.parametrize("freezes", [False, True])
