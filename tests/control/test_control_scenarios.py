@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from paceline.control.coordinator import Coordinator
-from paceline.control.member_events import Done, Swap
+from paceline.control.member_events import Done
 from paceline.control.messages import Phase, Start
 from paceline.control.surveys import UNREACHABLE
 from paceline.testing.joint import World
@@ -154,8 +154,8 @@ def test_who_came_just_now_gives_the_last_result_to_one_that_is_behind(
         if done not in lost or worker.name not in behind:
             complete(group, worker, done)
 
-    def swap_and_kill_the_others(worker: Worker, action: Swap) -> None:
-        swap(worker, action)
+    def swap_and_kill_the_others(worker: Worker) -> None:
+        swap(worker)
         if behind and not newcomer:
             newcomer.append(worker.name)
             for other in list(world.workers.values()):

@@ -21,6 +21,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -138,7 +139,7 @@ class Coordinator:
         """Several events at once cost one decision."""
         self._actions, self._first_actions = self._first_actions, []
         self._now = self._clock.look(now)  # before anything is judged: if this process stood still, others did not
-        relevant = [getattr(self, f"_on_{type(event).__name__.lower()}")(event) for event in events]
+        relevant = [self._take(event) for event in events]
         if any(relevant):
             self._decide()
             self._tell_all()
@@ -156,6 +157,28 @@ class Coordinator:
         return plan_of(member, self.standing)
 
     # -- events ------------------------------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> bool:
+        """Whether there may be something to decide after it."""
+        match event:
+            case Report():
+                return self._on_report(event)
+            case LeaseReport():
+                return self._on_lease_report(event)
+            case AgentReport():
+                return self._on_agent_report(event)
+            case Connected():
+                return self._on_connected(event)
+            case Disconnected():
+                return self._on_disconnected(event)
+            case Drain():
+                return self._on_drain(event)
+            case Halt():
+                return self._on_halt(event)
+            case Tick():
+                return self._on_tick()
+            case _:
+                assert_never(event)
 
     def _on_report(self, report: Report) -> bool:
         record = self.records.get(report.member)
@@ -182,7 +205,7 @@ class Coordinator:
         record.connected = True
         return record.take(report)
 
-    def _on_leasereport(self, report: LeaseReport) -> bool:
+    def _on_lease_report(self, report: LeaseReport) -> bool:
         record = self.records.get(report.member)
         if record is None or record.fate is not None:
             return False
@@ -196,7 +219,7 @@ class Coordinator:
             self._actions.append(Count(tuple(row_of(report, one, generation) for one in news)))
         return False
 
-    def _on_agentreport(self, report: AgentReport) -> bool:
+    def _on_agent_report(self, report: AgentReport) -> bool:
         return self._agents.take(report, self._now)
 
     def _on_connected(self, event: Connected) -> bool:
@@ -233,7 +256,7 @@ class Coordinator:
         self._keep(halting=reason, whole=self._desk.whole)
         self._keep_leases()
 
-    def _on_tick(self, _: Tick) -> bool:
+    def _on_tick(self) -> bool:
         self._keep_leases()
         return True
 

@@ -11,6 +11,8 @@ Invariants
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from paceline.control.member_events import (
     Action,
     Adopt,
@@ -150,7 +152,41 @@ class Member:
     def handle(self, event: Event) -> list[Action]:
         self._actions = []
         if self._verdict is None or isinstance(event, Ready):
-            getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+            match event:
+                case Ready():
+                    self._on_ready(event)
+                case Looked():
+                    self._on_looked(event)
+                case Leave():
+                    self._on_leave()
+                case Burden():
+                    self._on_burden(event)
+                case Looping():
+                    self._on_looping()
+                case Surveyed():
+                    self._on_surveyed(event)
+                case Stop():
+                    self._on_stop()
+                case Fail():
+                    self._on_fail(event)
+                case Directive():
+                    self._on_directive(event)
+                case Formed():
+                    self._on_formed(event)
+                case Unformed():
+                    self._on_unformed(event)
+                case Broke():
+                    self._on_broke(event)
+                case Staged():
+                    self._on_staged(event)
+                case Caught():
+                    self._on_caught(event)
+                case Begin():
+                    self._on_begin(event)
+                case Done():
+                    self._on_done(event)
+                case _:
+                    assert_never(event)
         return self._actions
 
     def _do(self, action: Action) -> None:
@@ -170,7 +206,7 @@ class Member:
             self.checkpoint = event.checkpoint
             self._say()
 
-    def _on_leave(self, _: Leave) -> None:
+    def _on_leave(self) -> None:
         if not self.leaving:
             self.leaving = True
             self._say()
@@ -181,7 +217,7 @@ class Member:
         if is_news or event.member:
             self._say()
 
-    def _on_looping(self, _: Looping) -> None:
+    def _on_looping(self) -> None:
         if not self._joinable:
             self._joinable = True
             self._say()
@@ -191,7 +227,7 @@ class Member:
             self._surveyed = event
             self._say()
 
-    def _on_stop(self, _: Stop) -> None:
+    def _on_stop(self) -> None:
         self.stop_asked = True
 
     def _on_fail(self, event: Fail) -> None:

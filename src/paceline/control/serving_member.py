@@ -7,7 +7,7 @@ that runs a worker's machine runs this one too.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from paceline.control.member_events import Adopt, Exit, Fail, Leave, Ready, Say
 from paceline.control.messages import Directive, Introduction, Phase, Report, Serving, Verdict
@@ -59,7 +59,19 @@ class ServerMember:
     def handle(self, event: Event) -> list[Action]:
         self._actions = []
         if not self._has_verdict:
-            getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+            match event:
+                case Ready():
+                    self._on_ready(event)
+                case Leave():
+                    self._on_leave()
+                case Fail():
+                    self._on_fail(event)
+                case Served():
+                    self._on_served(event)
+                case Directive():
+                    self._on_directive(event)
+                case _:
+                    assert_never(event)
         return self._actions
 
     def _say(self) -> None:
@@ -70,7 +82,7 @@ class ServerMember:
         self.phase = Phase.READY
         self._say()
 
-    def _on_leave(self, _: Leave) -> None:
+    def _on_leave(self) -> None:
         if not self._leaving:
             self._leaving = True
             self._say()

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 import signal
 from enum import Enum
+from typing import assert_never
 
 from paceline.control.messages import AgentDirective
 from paceline.engine.base import HALTED, INCOMPLETE, START_AGAIN, exit_words
@@ -140,14 +141,38 @@ class Supervisor:
         self._actions = []
         self._now = now
         if self.outcome is None:
-            getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+            match event:
+                case Started():
+                    self._on_started(event)
+                case NotStarted():
+                    self._on_not_started(event)
+                case Opened():
+                    self._on_opened(event)
+                case Exited():
+                    self._on_exited(event)
+                case AgentDirective():
+                    self._on_agent_directive(event)
+                case CoordinatorEnded():
+                    self._on_coordinator_ended(event)
+                case Orphaned():
+                    self._on_orphaned()
+                case Asked():
+                    self._on_asked(event)
+                case Suspended():
+                    self._on_suspended()
+                case Resumed():
+                    self._on_resumed()
+                case Tick():
+                    self._on_tick()
+                case _:
+                    assert_never(event)
             self._decide()
         return self._actions
 
     def _on_started(self, event: Started) -> None:
         self.slots[event.slot].pid = event.pid
 
-    def _on_notstarted(self, event: NotStarted) -> None:
+    def _on_not_started(self, event: NotStarted) -> None:
         slot = self.slots[event.slot]
         slot.state = State.FINAL
         if slot.is_server:
@@ -196,7 +221,7 @@ class Supervisor:
         if self.is_spent and not self._servers.is_final:
             self._do(Say("no worker is left here; the servers go on as long as the run does"))
 
-    def _on_agentdirective(self, directive: AgentDirective) -> None:
+    def _on_agent_directive(self, directive: AgentDirective) -> None:
         self._coordinator_heard = True
         self._coordinator_starts.worked()
         for crew in self._crews:
@@ -211,7 +236,7 @@ class Supervisor:
                 self._verdict = "failed"
             self._end_run(directive.verdict)
 
-    def _on_coordinatorended(self, event: CoordinatorEnded) -> None:
+    def _on_coordinator_ended(self, event: CoordinatorEnded) -> None:
         self._coordinator_runs = False
         self._coordinator_ends_at = None
         if event.verdict:
@@ -247,7 +272,7 @@ class Supervisor:
         self._halt_here(reason)
         self._workers.send_all(signal.SIGTERM)
 
-    def _on_orphaned(self, _: Orphaned) -> None:
+    def _on_orphaned(self) -> None:
         if self.stage is Stage.WORKING:
             self._fail(None, "the coordinator is not heard of any more; is its host still there?")
 
@@ -285,20 +310,20 @@ class Supervisor:
             self._do(Say("stopping; Ctrl-C again to kill"))
             self._workers.send_all(number)  # servers end when the script has
 
-    def _on_suspended(self, _: Suspended) -> None:
+    def _on_suspended(self) -> None:
         for crew in self._crews:
             crew.send_all(signal.SIGSTOP)
         if self._coordinator_runs:
             self._do(SignalCoordinator(signal.SIGSTOP))
         self._do(StopSelf())
 
-    def _on_resumed(self, _: Resumed) -> None:
+    def _on_resumed(self) -> None:
         if self._coordinator_runs:
             self._do(SignalCoordinator(signal.SIGCONT))
         for crew in self._crews:
             crew.send_all(signal.SIGCONT)
 
-    def _on_tick(self, _: Tick) -> None:
+    def _on_tick(self) -> None:
         """Time alone has passed; `_decide` looks at it."""
 
     # -- deciding ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ of the group alone, one whose gradients are staged on servers (`stepping`), or l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from paceline.collective.choice import ModelShelf
 from paceline.control.lease_set import LeaseSet
@@ -227,7 +227,33 @@ class Worker(Process):
     # -- actions -----------------------------------------------------------------------------------------------------
 
     def _act(self, action: Action) -> None:
-        getattr(self, f"_do_{type(action).__name__.lower()}")(action)
+        match action:
+            case Say():
+                self._do_say(action)
+            case Adopt():
+                self._do_adopt(action)
+            case Reach():
+                self._do_reach(action)
+            case Form():
+                self._do_form(action)
+            case Drop():
+                self._do_drop(action)
+            case Found():
+                self._do_found(action)
+            case Give():
+                self._do_give(action)
+            case Take():
+                self._do_take(action)
+            case Swap():
+                self._do_swap()
+            case Work():
+                self._do_work(action)
+            case Apply():
+                self._do_apply(action)
+            case Exit():
+                self._do_exit(action)
+            case _:
+                assert_never(action)
 
     def _do_say(self, action: Say) -> None:
         self.line.say(action.report)
@@ -285,7 +311,7 @@ class Worker(Process):
         if self._gift is gift:  # the machine did not want it
             self._gift = kept
 
-    def _do_swap(self, _: Swap) -> None:
+    def _do_swap(self) -> None:
         assert isinstance(self._gift, Whole)
         (self.state, self._last), self._gift = self._gift, None
         if not self.world.is_leased:

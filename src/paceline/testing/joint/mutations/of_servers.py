@@ -11,7 +11,7 @@ from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Remember
 from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import Desk
-from paceline.control.member_events import Exit, Leave
+from paceline.control.member_events import Exit
 from paceline.control.messages import Verdict
 from paceline.control.serving import Aim, Change, ServerManager
 from paceline.control.serving_member import ServerMember
@@ -268,8 +268,8 @@ class _RemembersNoPlacement(Coordinator):
 class _GoesAtOnce(ServerMember):
     """A server that is asked to leave does not wait until others have what it holds."""
 
-    def _on_leave(self, event: Leave) -> None:
-        super()._on_leave(event)
+    def _on_leave(self) -> None:
+        super()._on_leave()
         self._actions.append(Exit(Verdict.RELEASED, "it was asked to leave"))
 
 
