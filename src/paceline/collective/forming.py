@@ -207,7 +207,7 @@ class _Former:
         self._finish_touching()
         near = [neighbour for neighbour in neighbours if neighbour is not None]
         arena = Arena(memory, FIXED_BYTES)
-        conveyor = Conveyor(arena, {neighbour.rank: neighbour.memory for neighbour in near})
+        channel = Conveyor(arena, {neighbour.rank: neighbour.memory for neighbour in near})
         return Parts(
             name=self._name,
             endpoint=self._endpoint,
@@ -218,7 +218,7 @@ class _Former:
             arena=arena,
             local=Neighbourhood(self.health, memory, near, self._holder),
             links=Links(self.health, self.connect),
-            mailbox=Mailbox(self.health, self, conveyor),
+            mailbox=Mailbox(self.health, self, channel),
             watches=self._watches,
         )
 
