@@ -15,8 +15,8 @@ import time
 
 import torch
 
-from paceline import PeerLost
 from paceline.collective import meeting
+from paceline.errors import PeerLost
 
 SIZE = 4
 VICTIM = 2

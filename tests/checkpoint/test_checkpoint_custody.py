@@ -15,7 +15,6 @@ import pytest
 from checkpoint_samples import assert_same, contents
 
 from paceline.checkpoint import Keeper, Stage, find, read, write
-from paceline.checkpoint.errors import DiskFull
 from paceline.checkpoint.pending import Pending
 from paceline.checkpoint.stores import DistantStore, LocalStore
 from paceline.custody import depot as depots
@@ -25,8 +24,7 @@ from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
 from paceline.custody.partial import PREFIX, Partial
 from paceline.custody.shelf import Rules
-from paceline.errors import AddressError, CallFailed, ConnectionLost, WireError
-from paceline.train.errors import Evicted
+from paceline.errors import AddressError, CallFailed, ConnectionLost, DiskFull, Evicted, WireError
 from paceline.train.saving import Checkpoints, Saver
 from paceline.wire import calls
 from paceline.wire.connection import Connection

@@ -20,20 +20,11 @@ from checkpoint_samples import assert_same, contents
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.checkpoint import (
-    CheckpointError,
-    Contents,
-    Keeper,
-    Pending,
-    Stage,
-    files,
-    find,
-    newest_good,
-    read,
-)
+from paceline.checkpoint import Contents, Keeper, Pending, Stage, files, find, newest_good, read
 from paceline.checkpoint.snapshot import Buffers, Move, divide
 from paceline.custody.partial import PREFIX, sweep
 from paceline.custody.shelf import SCORES, Rules, choose
+from paceline.errors import CheckpointError
 from paceline.testing.crew import Crew, say
 
 WAIT_S = 20.0

@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from paceline.data.batches import Batches
 from paceline.data.dataset import check_dataset
-from paceline.data.loader import MAX_DEATHS, Loader, LoaderError, LoaderOptions
+from paceline.data.loader import MAX_DEATHS, Loader, LoaderOptions
 from paceline.data.window import Work
+from paceline.errors import LoaderError
 
 TWO = LoaderOptions(num_workers=2)
 

@@ -16,10 +16,11 @@ import engine_tasks
 import pytest
 
 from paceline import engine
-from paceline.engine import LaunchFailed, folders, launch, task, worker
+from paceline.engine import folders, launch, task, worker
 from paceline.engine.events import Outcome, Result
 from paceline.engine.folders import Place
 from paceline.engine.running import code_of
+from paceline.errors import LaunchFailed
 from paceline.watch.losses import Shortfall
 
 launching = importlib.import_module("paceline.engine.launch")  # the package has a function of this name

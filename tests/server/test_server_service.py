@@ -13,11 +13,11 @@ import pytest
 import torch
 from server_helpers import IDS, NUM_RANGES, group_of, identity, in_thread
 
-from paceline.errors import DeadlineExceeded, PacelineError
+from paceline.errors import DeadlineExceeded, PacelineError, RequestRefused, Unserved
 from paceline.server import client as clients
 from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
-from paceline.server.errors import RequestRefused, Superseded, Unserved
+from paceline.server.errors import Superseded
 from paceline.server.messages import Fence, Need, Stage
 from paceline.server.parcels import Parcel
 from paceline.server.store import TensorStore

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from paceline.errors import GroupError
-from paceline.strategy import Agreement, Notice, StrategyError, Synchronous
+from paceline.errors import GroupError, StrategyError
+from paceline.strategy import Agreement, Notice, Synchronous
 from paceline.strategy.buckets import lay_out
 from paceline.strategy.calling import piece_sizes, pieces
 from paceline.strategy.header import Row, exchange

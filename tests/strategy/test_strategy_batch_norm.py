@@ -14,7 +14,8 @@ import torch.nn.functional as functional
 from torch import nn
 
 from paceline.collective import Group
-from paceline.strategy import StrategyError, Synchronous, batch_norm, buckets, overlap
+from paceline.errors import StrategyError
+from paceline.strategy import Synchronous, batch_norm, buckets, overlap
 from paceline.strategy.batch_norm import SyncedNorms, judge_roll
 from paceline.testing.crew import Crew, Raised
 

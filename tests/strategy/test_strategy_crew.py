@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from paceline.collective import Group
-from paceline.errors import GroupError, PeerLost
-from paceline.strategy import Disagreement, Diverged, Flag, Notice, Synchronous
+from paceline.errors import Disagreement, Diverged, GroupError, PeerLost
+from paceline.strategy import Flag, Notice, Synchronous
 from paceline.strategy.header import Row, exchange, exchange_text
 from paceline.testing.crew import Crew, say
 

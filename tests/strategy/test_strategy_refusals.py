@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from paceline.strategy import Contribution, StrategyError, Synchronous
+from paceline.errors import StrategyError
+from paceline.strategy import Contribution, Synchronous
 
 
 def linear() -> nn.Linear:

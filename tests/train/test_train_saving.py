@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.checkpoint import Contents, CorruptCheckpoint, find, write
-from paceline.checkpoint.errors import DiskFull
+from paceline.checkpoint import Contents, find, write
 from paceline.checkpoint.stores import LocalStore
+from paceline.errors import CorruptCheckpoint, DiskFull
 from paceline.train import saving
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session

@@ -11,7 +11,6 @@ stores      where a keeper's checkpoints go: a folder here, or the run's host
 keeper      snapshots, the thread that writes them, publication when settled
 """
 
-from paceline.checkpoint.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.checkpoint.files import Contents, newest_good, read, write
 from paceline.checkpoint.keeper import Keeper
 from paceline.checkpoint.pending import Pending, Stage
@@ -19,10 +18,7 @@ from paceline.checkpoint.weights import load_model
 from paceline.custody.names import find
 
 __all__ = [
-    "CheckpointError",
     "Contents",
-    "CorruptCheckpoint",
-    "DiskFull",
     "Keeper",
     "Pending",
     "Stage",

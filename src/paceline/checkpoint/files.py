@@ -32,10 +32,10 @@ import torch
 import paceline
 from paceline.checkpoint import manifest as manifests
 from paceline.checkpoint import tensorfile, tree
-from paceline.checkpoint.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.checkpoint.manifest import FileRecord, Manifest
 from paceline.custody.names import MANIFEST, MAX_OPERATION, MODEL, NAME, STATE, find, path_of
 from paceline.custody.partial import Partial
+from paceline.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.wire.descriptors import Fd, creating
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

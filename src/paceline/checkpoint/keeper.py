@@ -38,13 +38,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.checkpoint import files
-from paceline.checkpoint.errors import CheckpointError, DiskFull
 from paceline.checkpoint.files import Contents
 from paceline.checkpoint.pending import Pending, Stage
 from paceline.checkpoint.snapshot import Buffers
 from paceline.checkpoint.stores import LocalStore, Store
 from paceline.custody.moving import CustodyError
 from paceline.custody.shelf import Mode, Rules
+from paceline.errors import CheckpointError, DiskFull
 
 _log = logging.getLogger(__name__)
 _MAX_ERRORS = 100

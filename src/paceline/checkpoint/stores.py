@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.checkpoint import files
-from paceline.checkpoint.errors import CheckpointError
 from paceline.custody import names
 from paceline.custody.custodian import Tidying
 from paceline.custody.depot import Depot, Held, OnDisk
 from paceline.custody.moving import CustodyError
 from paceline.custody.partial import Partial, sweep
 from paceline.custody.shelf import Rules, Shelf
+from paceline.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 

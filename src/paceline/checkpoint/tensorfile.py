@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.checkpoint.errors import CorruptCheckpoint
+from paceline.errors import CorruptCheckpoint
 from paceline.wire.dtypes import raw_bytes
 
 RESERVED = "__metadata__"

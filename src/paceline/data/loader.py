@@ -43,16 +43,12 @@ from paceline.data.batches import Answer, Batches, handed_on
 from paceline.data.dataset import check_dataset
 from paceline.data.pool import Beginning, Death, Pool
 from paceline.data.window import Following, Request, Window, Work
-from paceline.errors import PacelineError
+from paceline.errors import LoaderError
 
 MAX_DEATHS = 5  # in a row, each of which cost all loader workers
 _NEVER = 2**62
 _SOON_S = 0.02  # a batch that takes no longer than this is not worth waiting for loader workers
 _DYING_S = 1.0  # from the first descriptor that breaks to the end of a process
-
-
-class LoaderError(PacelineError):
-    """Batches can no longer be loaded: a loader worker died or was too slow, or the Loader was closed."""
 
 
 @dataclass(frozen=True, kw_only=True)

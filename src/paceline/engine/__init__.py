@@ -5,6 +5,6 @@ signal means and when all is over, `crew` who of its workers or servers is start
 on it. `running` puts a run together, `launch` makes one of a function.
 """
 
-from paceline.engine.launch import LaunchFailed, launch
+from paceline.engine.launch import launch
 
-__all__ = ["LaunchFailed", "launch"]
+__all__ = ["launch"]

@@ -20,16 +20,12 @@ from paceline.control.labels import write_started
 from paceline.control.reader import RunReader
 from paceline.control.reopening import reopened
 from paceline.custody import names
-from paceline.errors import PacelineError
+from paceline.errors import RunRefused
 from paceline.wire.descriptors import Fd, creating
 
 AGENT_LOCK = "agent.lock"
 LOGS = "logs"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-class RunRefused(PacelineError):
-    """This run cannot be started, found or commanded as asked; the message says what to do."""
 
 
 class Place:

@@ -13,14 +13,10 @@ from typing import Any
 from paceline.engine import folders, running, speeds, task, worker
 from paceline.engine.events import Outcome, Result
 from paceline.engine.local import Attached, Job
-from paceline.errors import PacelineError
+from paceline.errors import LaunchFailed
 from paceline.wire.descriptors import Fd
 
 logger = logging.getLogger("paceline.engine")
-
-
-class LaunchFailed(PacelineError):
-    """The run failed, and no worker raised what could be raised here; the message is the root cause."""
 
 
 def launch(

@@ -18,10 +18,10 @@ from typing import Protocol
 import msgspec
 import torch
 
-from paceline.errors import ConnectionLost, DeadlineExceeded, WireError
+from paceline.errors import ConnectionLost, DeadlineExceeded, RequestRefused, Unserved, WireError
 from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
-from paceline.server.errors import RequestRefused, Superseded, Unserved
+from paceline.server.errors import Superseded
 from paceline.server.messages import Answer, Refusal, Request
 from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import Memories, Postbox

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from paceline.collective import Group
-from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.strategy.buffers import Staged
@@ -41,22 +40,6 @@ if TYPE_CHECKING:
 LossFn = Callable[..., Any]
 # Called often and cheaply during `compute`; raises to end an attempt that has become pointless.
 Check = Callable[[], object]
-
-
-class StrategyError(PacelineError):
-    """A strategy cannot go on; the message says why and what to do."""
-
-
-class Disagreement(StrategyError):
-    """Workers differ in something that must be the same on all."""
-
-
-class Diverged(StrategyError):
-    """Workers hold different parameters. `ranks` are those that differ from the most."""
-
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.ranks = ranks
 
 
 class Flag(IntFlag):

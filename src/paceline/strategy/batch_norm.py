@@ -32,8 +32,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.collective import Group
-from paceline.errors import GroupError, Mismatch
-from paceline.strategy.base import Disagreement, StrategyError
+from paceline.errors import Disagreement, GroupError, Mismatch, StrategyError
 from paceline.strategy.header import describe
 
 BatchNormName = Literal["local", "sync"]

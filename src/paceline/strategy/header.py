@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.collective import Group
-from paceline.strategy.base import Disagreement
+from paceline.errors import Disagreement
 from paceline.wire.dtypes import raw_bytes
 
 _LAYOUT = struct.Struct("<10q5d")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from paceline.collective import Group
+from paceline.errors import Disagreement, Diverged, StrategyError
 from paceline.strategy import digests
-from paceline.strategy.base import Disagreement, Diverged, Flag, StrategyError
+from paceline.strategy.base import Flag
 from paceline.strategy.header import Rows, exchange_text
 
 

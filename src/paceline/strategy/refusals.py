@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.strategy.base import StrategyError
+from paceline.errors import StrategyError
 from paceline.wire.dtypes import NAMES
 
 _SPARSE_REMEDY = "make the Embedding with sparse=False, and use a dense optimizer"

@@ -24,9 +24,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from paceline.collective import Group
+from paceline.errors import StrategyError
 from paceline.strategy import batch_norm, calling, digests, judging, memory, refusals
 from paceline.strategy.aggregation import Aggregation, Reduced, Standing
-from paceline.strategy.base import Agreement, Check, Contribution, Flag, LossFn, Notice, StrategyError
+from paceline.strategy.base import Agreement, Check, Contribution, Flag, LossFn, Notice
 from paceline.strategy.buffers import Buffers, Staged
 from paceline.strategy.collector import Collector
 from paceline.strategy.header import Row, Rows, exchange, exchange_text

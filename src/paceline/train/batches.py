@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from paceline.balance import Shares
 from paceline.data.cursor import Cursor, batch_size, num_steps
-from paceline.data.loader import Loader, LoaderError, LoaderOptions
+from paceline.data.loader import Loader, LoaderOptions
 from paceline.data.order import Order, Orders
 from paceline.data.split import split, split_among_all
 from paceline.data.window import Work
+from paceline.errors import LoaderError
 from paceline.train.sampling import Sampling
 
 

@@ -35,8 +35,7 @@ from paceline.control.ticket import Ticket
 from paceline.custody import names
 from paceline.custody.partial import sweep
 from paceline.custody.shelf import Rules, Shelf
-from paceline.errors import PacelineError
-from paceline.train.errors import Orphaned
+from paceline.errors import Orphaned, PacelineError
 from paceline.wire.descriptors import Fd, creating
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.control.member_events import Kind
-from paceline.strategy import Disagreement, Flag, Notice
+from paceline.errors import Disagreement
+from paceline.strategy import Flag, Notice
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
 from paceline.train.joining import Joined
 from paceline.train.membership import ALIKE, Outcome, Place

@@ -22,6 +22,7 @@ from paceline.control.member_events import Looping
 from paceline.control.messages import Start
 from paceline.control.progress import WorkerRow
 from paceline.data.cursor import Cursor
+from paceline.errors import NonFiniteGradient
 from paceline.server.messages import Apply, Need
 from paceline.strategy.aggregation import Standing
 from paceline.strategy.served import Served
@@ -29,7 +30,6 @@ from paceline.strategy.sparse import Upcoming
 from paceline.strategy.synchronous import Synchronous
 from paceline.train.batches import Batch, Batches
 from paceline.train.consistency import Consistency
-from paceline.train.errors import NonFiniteGradient
 from paceline.train.headers import all_texts
 from paceline.train.joining import Joined
 from paceline.train.leases import End, Leases

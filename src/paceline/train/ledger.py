@@ -23,9 +23,9 @@ from paceline.control.lease_set import LeaseSet, lease_set
 from paceline.control.messages import NOTHING
 from paceline.control.progress import ProgressKeeper, StepRow, Unrecorded
 from paceline.data.cursor import Cursor
+from paceline.errors import Orphaned
 from paceline.train import saving
 from paceline.train.book import Book
-from paceline.train.errors import Orphaned
 from paceline.train.membership import Place
 from paceline.train.sampling import SAMPLING, Sampling, misfit
 from paceline.train.saving import Saver

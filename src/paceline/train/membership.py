@@ -47,10 +47,19 @@ from paceline.control.member_events import (
 )
 from paceline.control.messages import Phase, Plan, Start, Verdict
 from paceline.control.progress import ProgressKeeper
-from paceline.errors import GroupError, Mismatch, PacelineError, ProtocolError, WireError
+from paceline.errors import (
+    Evicted,
+    GroupError,
+    Mismatch,
+    Orphaned,
+    PacelineError,
+    ProtocolError,
+    Refused,
+    RunFailed,
+    WireError,
+)
 from paceline.placement.placement import Placement
 from paceline.train import transfer
-from paceline.train.errors import Evicted, Orphaned, Refused, RunFailed
 from paceline.train.groups import Groups, blamed
 from paceline.train.halting import OWN_PATIENCE_S
 from paceline.train.staging import Staging

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.checkpoint import CheckpointError, Contents, CorruptCheckpoint, Keeper
+from paceline.checkpoint import Contents, Keeper
 from paceline.checkpoint.pending import Pending, Stage
 from paceline.control.messages import NOTHING
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
 from paceline.custody.names import path_of
 from paceline.custody.shelf import Rules
-from paceline.train.errors import Evicted
+from paceline.errors import CheckpointError, CorruptCheckpoint, Evicted
 from paceline.train.halting import write_held
 from paceline.train.sampling import SAMPLING
 from paceline.train.sources import Source, choose

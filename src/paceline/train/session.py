@@ -47,6 +47,7 @@ from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
 from paceline.engine.base import HALTED, START_AGAIN
+from paceline.errors import Evicted, Orphaned
 from paceline.nn.embedding import Table
 from paceline.server.client import GroupClient
 from paceline.strategy import Synchronous
@@ -58,7 +59,6 @@ from paceline.train.book import Mode
 from paceline.train.consistency import check_batch_norm
 from paceline.train.consistency import parse as parse_consistency
 from paceline.train.endings import Endings
-from paceline.train.errors import Evicted, Orphaned
 from paceline.train.evaluation import Validate
 from paceline.train.frames import boundary, boundary_of_loop
 from paceline.train.halting import Halting

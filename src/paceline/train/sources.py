@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from paceline.checkpoint import CheckpointError, Contents, newest_good
+from paceline.checkpoint import Contents, newest_good
 from paceline.checkpoint.files import Skipped, read
 from paceline.checkpoint.stores import DistantStore, LocalStore, Store
 from paceline.custody import names
@@ -19,6 +19,7 @@ from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
 from paceline.custody.partial import Partial, sweep
 from paceline.custody.shelf import Rules
+from paceline.errors import CheckpointError
 
 logger = logging.getLogger("paceline.train")
 

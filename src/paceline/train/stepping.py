@@ -14,11 +14,11 @@ from typing import Any, Literal
 from paceline.control.messages import Plan, Start
 from paceline.control.progress import StepRow, WorkerRow
 from paceline.data.cursor import advance, is_finished
+from paceline.errors import NonFiniteGradient
 from paceline.strategy import Agreement, Contribution, Synchronous
 from paceline.strategy.aggregation import Standing
 from paceline.strategy.sparse import Upcoming
 from paceline.train.batches import Batch, Batches
-from paceline.train.errors import NonFiniteGradient
 from paceline.train.headers import Headers
 from paceline.train.joining import Joined
 from paceline.train.ledger import TrainingLedger

@@ -165,9 +165,9 @@ def _counts(final: Mapping[str, Any], is_exact: bool) -> Iterator[str]:
 
 def checkpoints(folder: Path, schedule: Schedule, *, is_exact: bool) -> Iterator[str]:
     """Each holds what its own cursor, or its own record of leases, says."""
-    from paceline.checkpoint.errors import CheckpointError
     from paceline.checkpoint.files import read
     from paceline.custody.names import find
+    from paceline.errors import CheckpointError
 
     for path, _ in find(folder) if folder.is_dir() else []:
         try:
