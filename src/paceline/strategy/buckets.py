@@ -99,7 +99,7 @@ class Loose:
     def __init__(self) -> None:
         self._gradients: dict[int, torch.Tensor] = {}
 
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
+    def begin(self, num_pieces: int, *, is_dry_run: bool) -> None:
         self._gradients.clear()
 
     def give_up(self) -> None:

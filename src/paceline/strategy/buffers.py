@@ -92,7 +92,7 @@ class Buffers:
         return [entry.tensor for entry in self._entries]
 
     @contextlib.contextmanager
-    def rehearsal(self) -> Iterator[Callable[[], Staged]]:
+    def attempt(self) -> Iterator[Callable[[], Staged]]:
         """Whatever happens to buffers in here is undone at the end; call what this yields to keep the new values."""
         with torch.no_grad():
             for entry in self._entries:

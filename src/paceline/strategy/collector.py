@@ -26,8 +26,8 @@ from paceline.strategy.refusals import check_gradient
 class Store(Protocol):
     """Where the gradients of this worker lie, by number of the parameter."""
 
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
-        """An attempt of so many micro-batches begins. After a rehearsal there is no `reduce`."""
+    def begin(self, num_pieces: int, *, is_dry_run: bool) -> None:
+        """An attempt of so many micro-batches begins. After a dry run there is no `reduce`."""
 
     def give_up(self) -> None:
         """The attempt ended before all gradients were there."""
@@ -66,11 +66,11 @@ class Collector:
             for number, parameter in enumerate(self._parameters)
         ]
 
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
+    def begin(self, num_pieces: int, *, is_dry_run: bool) -> None:
         """Forget what was collected."""
         self._filled = [False] * len(self._parameters)
         self.forget()
-        self._store.begin(num_pieces, is_rehearsal=is_rehearsal)
+        self._store.begin(num_pieces, is_dry_run=is_dry_run)
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:

@@ -263,12 +263,12 @@ class Synchronous:
         return min(filter(None, (self._micro_batch, self._memory.limit)), default=None)
 
     def _attempt(
-        self, loss_fn: LossFn, batch: Any, samples: int, total: int, step: int, *, is_rehearsal: bool = False
+        self, loss_fn: LossFn, batch: Any, samples: int, total: int, step: int, *, is_dry_run: bool = False
     ) -> Contribution:
         """Collect the gradients of a share; leaves no trace but in the store."""
         collector = self._collected
         sizes = calling.piece_sizes(samples, self._piece, self._fewest)
-        collector.begin(len(sizes), is_rehearsal=is_rehearsal)
+        collector.begin(len(sizes), is_dry_run=is_dry_run)
         self.sparse.begin()
         weight = weighted_loss = 0.0
         kinds: set[bool] = set()
@@ -279,13 +279,13 @@ class Synchronous:
                 pass
         else:
             self.sparse.prepare(batch)
-            if not is_rehearsal:
+            if not is_dry_run:
                 self.sparse.look_ahead()
             with (
                 synced,
                 collector.forgetting(),
                 calling.seeded(self._seed, step, self._rank),
-                self._buffers.rehearsal() as stage,
+                self._buffers.attempt() as stage,
                 self.sparse.recording(),
                 torch.enable_grad(),
             ):
@@ -381,7 +381,7 @@ class Synchronous:
     def _find_nonfinite(self, contribution: Contribution, rows: Rows) -> tuple[tuple[tuple[int, str], ...], str]:
         """Every worker computes its share once more, now by itself, and says what it finds."""
         c = contribution
-        self._attempt(c.loss_fn, c.batch, c.samples, c.total, c.step, is_rehearsal=True)
+        self._attempt(c.loss_fn, c.batch, c.samples, c.total, c.step, is_dry_run=True)
         mine = (self._collected.first_nonfinite() or self._first_nonfinite_table() or "").encode()
         found = [mine] if self._group is None else exchange_text(self._group, mine)
         named = tuple((rank, text.decode()) for rank, text in enumerate(found) if text)

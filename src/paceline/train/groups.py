@@ -43,7 +43,7 @@ class Groups:
         self._in_use = 0
         self._models = ModelShelf()
         self._threads: list[threading.Thread] = []
-        self._undertaker: threading.Thread | None = None
+        self._closer: threading.Thread | None = None
         self._closed = False
         self._spare = SpareMemory()
 
@@ -124,9 +124,9 @@ class Groups:
                 (generation, self._formed.pop(generation)) for generation in list(self._formed) if generation < below
             ]
             self._retired += over
-            if over and self._undertaker is None:
-                self._undertaker = threading.Thread(target=self._bury, name="paceline-groups", daemon=True)
-                self._undertaker.start()
+            if over and self._closer is None:
+                self._closer = threading.Thread(target=self._bury, name="paceline-groups", daemon=True)
+                self._closer.start()
             self._changed.notify_all()
         if cancelled:
             threading.Thread(target=_cancel_all, args=(cancelled,), name="paceline-cancel", daemon=True).start()
@@ -157,7 +157,7 @@ class Groups:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            threads = [*self._threads, *([self._undertaker] if self._undertaker else [])]
+            threads = [*self._threads, *([self._closer] if self._closer else [])]
         for thread in threads:
             thread.join(FORMING_S)
         self._spare.close()
