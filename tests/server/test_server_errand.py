@@ -86,7 +86,6 @@ def test_what_was_pushed_is_not_pushed_again_when_only_the_pull_was_refused() ->
     errand = Errand(range(1), push=Apply(0, 0), pull=Need(epoch=0, prefix=3))
     errand.requests(placed("a"))
     errand.answered("a", Answer(1, pulled={0: Refusal.EARLY}))
-    assert errand.is_pushed
     request = errand.requests(placed("a"))["a"]
     assert request.push is None
     assert request.pull == Need(epoch=0, prefix=3)
@@ -103,7 +102,6 @@ def test_what_was_not_pushed_is_pulled_again_with_the_push() -> None:
 
 def test_an_errand_without_a_push_only_pulls() -> None:
     errand = Errand(range(2), pull=Need())
-    assert errand.is_pushed
     errand.requests(placed("a", "b"))
     errand.answered("a", Answer(1))
     errand.answered("b", Answer(1))

@@ -230,17 +230,17 @@ def exchange_rows(group: Group) -> Any:
     row = Row(7, held=group.rank // 2, flags=int(flags), weight=0.1 * group.rank, weighted_loss=-float("inf"))
     rows = exchange(group, row)
     texts = exchange_text(group, b"" if group.rank == 0 else b"rank" * group.rank)
-    return list(rows), rows.ranks_with(Flag.LEAVING), rows.held_by_all(), texts
+    return list(rows), texts
 
 
 def test_rows_arrive_bit_for_bit(crew: Crew) -> None:
     found = crew.run(exchange_rows)
     assert found == [found[0]] * 3
-    rows, leaving, held, texts = found[0]
+    rows, texts = found[0]
     assert [row.weight for row in rows] == [0.0, 0.1, 0.2]
     assert all(row.weighted_loss == -float("inf") for row in rows)
-    assert leaving == (2,)
-    assert held is None
+    assert [row.held for row in rows] == [0, 0, 1]
+    assert [row.flags for row in rows] == [0, 0, int(Flag.LEAVING)]
     assert texts == [b"", b"rank", b"rankrank"]
 
 

@@ -47,10 +47,6 @@ class Errand:
         return not (self._to_push or self._to_pull)
 
     @property
-    def is_pushed(self) -> bool:
-        return not self._to_push
-
-    @property
     def left(self) -> set[int]:
         return self._to_push | self._to_pull
 

@@ -79,9 +79,6 @@ class Layout(NamedTuple):
                     return self._overlaps(number, part.start + start, part.start + last)
         raise ValueError(f"there is no parameter {name!r} on servers")
 
-    def dtype_of(self, name: str) -> torch.dtype:
-        return next(one.dtype for one in self.sections for part in one.parts if part.name == name)
-
     def _overlaps(self, section: int, start: int, stop: int) -> list[tuple[int, int, int]]:
         found = []
         for number, span in enumerate(self.spans):

@@ -57,14 +57,6 @@ class Rows(Sequence[Row]):
     def all(self, flag: int) -> bool:
         return all(row.flags & flag for row in self._rows)
 
-    def ranks_with(self, flag: int) -> tuple[int, ...]:
-        return tuple(rank for rank, row in enumerate(self._rows) if row.flags & flag)
-
-    def held_by_all(self) -> int | None:
-        """The generation that every rank holds, if it is the same one."""
-        held = {row.held for row in self._rows}
-        return held.pop() if len(held) == 1 else None
-
     def total(self, field: str) -> float:
         """The sum over ranks, in order of rank."""
         total = 0.0

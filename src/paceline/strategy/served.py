@@ -285,25 +285,6 @@ class Served:
         self.client.run(errand, pack, what)
         return errand
 
-    def pull_part(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Elements `start` to `stop` of a parameter, flat, as the servers have them now."""
-        found = self.layout.spans_of(name, start, stop)
-        sizes = {number: length for number, _, length in found}
-        out = torch.empty(sum(sizes.values()), dtype=self.layout.dtype_of(name))
-        pieces = dict(zip(sizes, torch.split(out, list(sizes.values())), strict=True))
-
-        def pack(request: Request) -> Parcel:
-            wanted = Packing()
-            wants = tuple(
-                Slice(number, wanted.add(pieces[number]), 0, length, offset)
-                for number, offset, length in found
-                if number in request.ranges
-            )
-            return Parcel(Detail(wants=wants), [], wanted.tensors)
-
-        self.client.run(Errand(sizes, pull=Need()), pack, f"pulling elements of {name}")
-        return out
-
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def begun_in(self, epoch: int) -> LeaseSet:

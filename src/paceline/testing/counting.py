@@ -120,12 +120,6 @@ class Counting(NamedTuple):
         counts = self.counts_of(state["counts"])
         return _differing("the model", counts, torch.full_like(counts, epochs))
 
-    def faults_of_rows(self, ids: torch.Tensor, rows: torch.Tensor, epochs: int) -> list[str]:
-        """The same of what `session.table` gives."""
-        found = torch.zeros(self.length, dtype=torch.int64)
-        found[ids] = self.counts_of(rows[:, 0])
-        return _differing("the table", found[None], torch.full((1, self.length), epochs))
-
     def faults_of_checkpoint(self, contents: Contents, *, leased: bool) -> list[str]:
         """Where weights, optimizer state and rows are not those of the samples that the checkpoint says it has: by its
         lease records, range by range, or by its cursor."""
