@@ -32,12 +32,12 @@ from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import Fd, eventfd, pidfd_of_self
-from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Endpoint, Expectation
 from paceline.wire.handover import receive_descriptors, send_descriptors
 from paceline.wire.handshake import Visitor
 from paceline.wire.lifeline import LifelineHolder
 from paceline.wire.memory import Arena, SharedMemory, total_bytes, touch
+from paceline.wire.reaching import reach
 from paceline.wire.waiting import PLAIN, READ, Waiter, Wanted, is_ready
 
 # A path between two hosts that carries nothing for so long is broken. It is as long as the coordinator waits for a
@@ -300,13 +300,12 @@ class _Former:
 
     def _dial(self, rank: int, kind: str, waiter: Waiter, deadline: Deadline | None = None) -> Connection:
         card = self._cards[rank]
-        return dial(
+        return reach(
             self._endpoint.credentials,
-            card.local_name if self._is_neighbour(rank) else card.address,
+            card,
             self._purpose(kind, self._rank),
             deadline=deadline or self._deadline,
-            tls=card.tls,
-            pin=card.fingerprint,
+            host=self._cards[self._rank].host,
             waiter=waiter,
             answer_s=DEAD_PATH_S,
         )

@@ -35,8 +35,8 @@ from paceline.errors import AddressError, ConnectionLost, DeadlineExceeded, Grou
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
-from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Expectation
+from paceline.wire.reaching import reach
 from paceline.wire.waiting import PLAIN, READ, Wanted, is_ready
 
 AGAIN_S = 0.02  # before another try with a leader that cannot be reached
@@ -105,16 +105,14 @@ def _room(parts: Parts) -> str:
 
 
 def _follow(parts: Parts, leader: int, form: Form[GroupT], missing: str, deadline: Deadline) -> tuple[GroupT, bytes]:
-    card, made, word = parts.cards[leader], None, b""
-    is_near = card.host == parts.cards[parts.rank].host
+    made, word = None, b""
     try:
-        connection = dial(
+        connection = reach(
             parts.endpoint.credentials,
-            card.local_name if is_near else card.address,
+            parts.cards[leader],
             f"{_room(parts)}/{parts.rank}",
             deadline=deadline,
-            tls=card.tls,
-            pin=card.fingerprint,
+            host=parts.cards[parts.rank].host,
         )
     except DeadlineExceeded as error:
         raise deadline.error(missing) from error

@@ -19,6 +19,7 @@ from paceline.control.courier import Courier, Owner, reach
 from paceline.control.leases import LeaseGrant, LeaseReport
 from paceline.control.member_events import Exit, Say
 from paceline.control.messages import AgentDirective, AgentReport, Directive, Phase, Plan, Report, Vitals
+from paceline.control.ordering import Newest
 from paceline.control.progress import MAX_SENT, ProgressKeeper, Recorded
 from paceline.control.ticket import Ticket
 from paceline.errors import ProtocolError
@@ -220,7 +221,7 @@ class AgentClient:
         self._lock = threading.Lock()
         self._report = AgentReport(credentials.identity.member, 0)
         self._on_directive = on_directive
-        self._order = (0, 0)
+        self._newest = Newest()
         owner = Owner(self._compose, self._hear, _nothing, on_orphaned, lambda: True)
         self._courier = Courier(ticket, credentials, AGENTS_ROOM, owner, heartbeat_s=heartbeat_s, orphan_s=orphan_s)
         self._courier.start()
@@ -248,9 +249,7 @@ class AgentClient:
         if header.kind != "directive":
             raise ProtocolError(f"the coordinator sent {header.kind!r}, which no agent understands")
         directive = header.read_body(AgentDirective)
-        order = (directive.term, directive.number)
-        if order > self._order:
-            self._order = order
+        if self._newest.passes(directive):
             try:
                 self._on_directive(directive)
             except Exception:

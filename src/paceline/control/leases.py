@@ -20,6 +20,7 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.control.lease_set import LeaseSet
+from paceline.control.ordering import Newest
 from paceline.control.progress import StepRow
 
 GRANTED_AHEAD = 2  # leases that a worker holds, with the one that it is at
@@ -291,7 +292,7 @@ class Hand:
     def __init__(self, member: str, num_ahead: int = GRANTED_AHEAD) -> None:
         self._member = member
         self._num_ahead = num_ahead
-        self._order = (0, 0)
+        self._newest = Newest()
         self.epoch = -1
         self._num_leases = 0
         self._begun = LeaseSet()
@@ -320,7 +321,7 @@ class Hand:
             self._member,
             self.epoch,
             self._num_leases,
-            self._order[1] if self._order[0] else 0,
+            self._newest.number,
             wants,
             tuple(self._held),
             self._started,
@@ -332,10 +333,8 @@ class Hand:
         )
 
     def hear(self, grant: LeaseGrant) -> None:
-        order = (grant.term, grant.number)
-        if order <= self._order or grant.epoch != self.epoch:
+        if grant.epoch != self.epoch or not self._newest.passes(grant):
             return
-        self._order = order
         self._done = {lease: done for lease, done in self._done.items() if lease >= grant.prefix}
         kept = [self._started] if self._started >= 0 else []
         self._held = sorted({*kept, *(lease for lease in grant.leases if lease not in self._done)})

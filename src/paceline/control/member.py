@@ -55,6 +55,7 @@ from paceline.control.messages import (
     Start,
     Verdict,
 )
+from paceline.control.ordering import Newest
 from paceline.placement.placement import Placement
 
 
@@ -88,7 +89,7 @@ class Member:
         self._fresh = False  # no operation has been completed in this plan yet
         self._wanted: Kind | None = None
         self._number = 0
-        self._order = (0, 0)  # term and number of the newest directive
+        self._newest = Newest()
         self._cause = ""
         self._verdict: Verdict | None = None
         self._actions: list[Action] = []
@@ -122,7 +123,7 @@ class Member:
         return Report(
             member=self.name,
             number=self._number,
-            term=self._order[0],
+            term=self._newest.term,
             phase=self.phase,
             plan=self._told,
             formed=max(self._formed, default=0),
@@ -239,10 +240,8 @@ class Member:
     # -- the coordinator's word --------------------------------------------------------------------------------------
 
     def _on_directive(self, directive: Directive) -> None:
-        order = (directive.term, directive.number)
-        if order <= self._order:
+        if not self._newest.passes(directive):
             return
-        self._order = order
         if directive.verdict in (Verdict.REFUSED, Verdict.EVICTED, Verdict.FAILED):
             self._end(directive.verdict, directive.reason)
             return

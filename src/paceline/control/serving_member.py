@@ -11,6 +11,7 @@ from typing import NamedTuple, assert_never
 
 from paceline.control.member_events import Adopt, Exit, Fail, Leave, Ready, Say
 from paceline.control.messages import Directive, Introduction, Phase, Report, Serving, Verdict
+from paceline.control.ordering import Newest
 from paceline.placement.placement import Placement
 
 
@@ -37,7 +38,7 @@ class ServerMember:
         self._introduction: Introduction | None = None
         self._introduced = False
         self._number = 0
-        self._order = (0, 0)
+        self._newest = Newest()
         self._has_verdict = False
         self._actions: list[Action] = []
 
@@ -46,7 +47,7 @@ class ServerMember:
         return Report(
             member=self.name,
             number=self._number,
-            term=self._order[0],
+            term=self._newest.term,
             phase=self.phase,
             leaving=self._leaving,
             cause=self._cause,
@@ -101,10 +102,8 @@ class ServerMember:
             self._say()
 
     def _on_directive(self, directive: Directive) -> None:
-        order = (directive.term, directive.number)
-        if order <= self._order:
+        if not self._newest.passes(directive):
             return
-        self._order = order
         if directive.verdict not in (Verdict.KNOWN, Verdict.UNKNOWN):
             self._has_verdict = True
             self._actions.append(Exit(directive.verdict, directive.reason))

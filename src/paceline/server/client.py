@@ -24,12 +24,12 @@ from paceline.server.errand import Errand
 from paceline.server.errors import Superseded
 from paceline.server.messages import Answer, Refusal, Request
 from paceline.server.parcels import Detail, Parcel
-from paceline.server.post import Memories, Postbox
-from paceline.server.reaching import reach
+from paceline.server.post import ROOM, Memories, Postbox
 from paceline.wire.deadline import Deadline
 from paceline.wire.decoding import decode
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.memory import Arena, SharedMemory, total_bytes
+from paceline.wire.reaching import reach
 from paceline.wire.waiting import PLAIN, Waiter, Wanted
 
 logger = logging.getLogger("paceline.server")
@@ -238,7 +238,9 @@ class GroupClient:
         if server not in self._lines:
             waiter = _Watching(self, server)
             deadline = Deadline(dial_s, f"reaching server {server}")
-            connection = reach(self._endpoint, placement.card_of[server], deadline, waiter)
+            mine = self._endpoint.credentials
+            purpose = f"{ROOM}/{mine.identity.member}"
+            connection = reach(mine, placement.card_of[server], purpose, deadline=deadline, waiter=waiter)
             connection.waiter = waiter
             self._lines[server] = Postbox(connection, self._memories)
         return self._lines[server]

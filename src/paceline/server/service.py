@@ -33,8 +33,7 @@ from paceline.server.keeper import Keeper, Outcome
 from paceline.server.messages import Acknowledged, Answer, Apply, Forward, Request
 from paceline.server.metering import Meter
 from paceline.server.parcels import Detail, Parcel
-from paceline.server.post import Letter, Memories, Postbox
-from paceline.server.reaching import ROOM, reach
+from paceline.server.post import ROOM, Letter, Memories, Postbox
 from paceline.server.store import TensorStore
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
@@ -42,6 +41,7 @@ from paceline.wire.deadline import Deadline
 from paceline.wire.decoding import decode
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Visitor
+from paceline.wire.reaching import reach
 
 logger = logging.getLogger("paceline.server")
 
@@ -286,7 +286,9 @@ class Service:
             card: Card | None = self._keeper.placement.card_of.get(server)
         if card is None:
             raise WireError(f"nobody says where server {server} is")
-        connection = reach(self._endpoint, card, Deadline(5.0, f"reaching server {server}"))
+        mine = self._endpoint.credentials
+        deadline = Deadline(5.0, f"reaching server {server}")
+        connection = reach(mine, card, f"{ROOM}/{mine.identity.member}", deadline=deadline)
         return Postbox(connection, self._memories)
 
     def _send_batch(self, postbox: Postbox, server: str, batch: list[tuple[Forward, Parcel]]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from paceline.control.messages import AgentDirective, AgentReport, Vitals
+from paceline.control.ordering import Newest
 from paceline.testing.joint.lines import Line
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Agent(Process):
         self.exits: dict[int, str] = {}
         self.over = False
         self._number = 0
-        self._order = (0, 0)
+        self._newest = Newest()
         world.after(0.0, self.line.connect)
         world.after(0.0, self._beat)
 
@@ -105,10 +106,8 @@ class Agent(Process):
 
     def hear(self, kind: str, body: Any) -> None:
         directive: AgentDirective = body
-        order = (directive.term, directive.number)
-        if order <= self._order:
+        if not self._newest.passes(directive):
             return
-        self._order = order
         self.over = self.over or directive.over
         for child in self.children:
             if child.alive and child.pid in directive.kill:
