@@ -215,7 +215,7 @@ def find_shortfall(place: Place) -> Shortfall:
 
 def why_stopped(outcome: Outcome, place: Place) -> str:
     """Why the run ended before its end, though nothing failed: somebody asked for it; else empty."""
-    if outcome.result is not Result.ENDED or outcome.reason in ("", FINISHED):
+    if outcome.result not in (Result.ENDED, Result.FAILED_LATER) or outcome.reason in ("", FINISHED):
         return ""
     with contextlib.suppress(JournalError), RunReader(place.folder) as reader:
         return outcome.reason if reader.status().status == "interrupted" else ""
@@ -247,6 +247,9 @@ def report(
         lines = [f"paceline: the run {place.name} {how}"]
     elif outcome.result is Result.HALTED:
         lines = [f"paceline: the run {place.name} has halted: {outcome.reason}", *_how_to_go_on(place, resume)]
+    elif outcome.result is Result.FAILED_LATER:
+        further = _how_to_resume(place, resume) if stopped else []
+        lines = [f"paceline: {later(place.name, stopped)}", *explanation, *further]
     elif outcome.result is Result.FAILED:
         lines = [f"paceline: the run {place.name} failed", *explanation]
     else:
@@ -259,6 +262,12 @@ def report(
 def without(missing: Sequence[str]) -> str:
     workers = "a worker" if len(missing) == 1 else f"{len(missing)} workers"
     return f"ended without {workers} that it was asked to have: {'; '.join(missing)}"
+
+
+def later(name: str, stopped: str = "") -> str:
+    """The run has a good end, which what came after it does not change."""
+    ended = f"was stopped: {stopped}" if stopped else "has ended, and its training is complete"
+    return f"the run {name} {ended}; after that the script failed:"
 
 
 def _how_to_resume(place: Place, resume: Sequence[str] | None) -> list[str]:
