@@ -73,7 +73,7 @@ def launch(
             outcome = life.host(hosting, running.local_engine(job, place.logs, results.attach))
             is_well = outcome.result in (Result.ENDED, Result.INTERRUPTED)
             explanation = [] if is_well else life.explanation(outcome)
-        shortfall = running.find_shortfall(place)
+            shortfall = life.shortfall()
         if outcome.result is Result.ENDED and not strict:
             running.report(outcome, explanation, place, shortfall=shortfall)
         return _conclude(outcome, explanation, results, place, workers, shortfall.lines if strict else [])
