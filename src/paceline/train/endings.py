@@ -110,6 +110,9 @@ class Endings:
         now = time.monotonic()
         if self._asked_by and now < self._asked_at + TOGETHER_S:
             return
+        if self._session.give_up_saving():
+            self._asked_by, self._asked_at = self._asked_by or number, now
+            return
         if self._is_alone and number == signal.SIGINT:
             if self._asked_by:
                 raise KeyboardInterrupt
