@@ -78,7 +78,16 @@ def test_errors_that_a_script_may_catch_are_in_one_module() -> None:
         "Any",
         "Path",
     } == {
-        *("PacelineError", "TrainingError", "NonFiniteGradient", "Refused", "Evicted", "Orphaned", "RunFailed"),
+        *(
+            "PacelineError",
+            "TrainingError",
+            "NonFiniteGradient",
+            "Refused",
+            "Evicted",
+            "EndedAlone",
+            "Orphaned",
+            "RunFailed",
+        ),
         *("StrategyError", "Disagreement", "Diverged", "ServerError", "RequestRefused", "Unserved", "LoaderError"),
         *("CheckpointError", "CorruptCheckpoint", "DiskFull", "RunRefused", "LaunchFailed"),
         *("GroupError", "PeerLost", "Mismatch", "GroupAborted", "GroupClosed"),
