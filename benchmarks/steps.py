@@ -112,7 +112,7 @@ def without_communication(group: Group, model: nn.Module, x: torch.Tensor, y: to
 
 
 def bare(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
-    strategy = Synchronous(model, _optimizer(model), seed=0)
+    strategy = Synchronous(model, _optimizer(model))
     strategy.bind(group, group.rank, group.size)
     samples, number = len(x), 0
 

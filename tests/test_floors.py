@@ -60,7 +60,7 @@ def test_imports_only_from_floors_below(path: Path) -> None:
 
 SURFACE = {
     *("Session", "fit", "Task", "launch", "load_model", "warm_up"),
-    *("Best", "Checkpoints", "EarlyStopping", "Every", "Fitted", "LoaderOptions", "Options", "Rates", "Total"),
+    *("Best", "Checkpoints", "EarlyStopping", "Every", "Fitted", "LoaderOptions", "SessionOptions", "Rates", "Total"),
     *("Validation", "WarmUp", "callbacks", "data", "errors", "nn"),
 }
 

@@ -12,9 +12,9 @@ import torch
 from norm_trainers import BATCH, LENGTH, train
 
 from paceline.control.coordinator_events import Settings
+from paceline.strategy.options import SessionOptions
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.train.session import Session
-from paceline.train.task import Options
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -126,6 +126,6 @@ def test_without_steps_there_is_nothing_to_exchange_in() -> None:
             batch_norm="sync",
         )
     with pytest.raises(ValueError, match="workers do not step together"):
-        Options(strategy="server", consistency="bounded:2", batch_norm="sync")
+        SessionOptions(strategy="server", consistency="bounded:2", batch_norm="sync")
     with pytest.raises(ValueError, match="batch_norm='all'"):
-        Options(batch_norm="all")  # type: ignore[arg-type]
+        SessionOptions(batch_norm="all")  # type: ignore[arg-type]

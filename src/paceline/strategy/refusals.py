@@ -111,17 +111,6 @@ def check_known(
             )
 
 
-def check_settings(clip_norm: float | None, micro_batch: int | None, nonfinite: str, verify_every: int) -> None:
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm={clip_norm} must be more than 0; use None to leave gradients as they are")
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch={micro_batch} must be 1 or more; use None to take each share whole")
-    if nonfinite not in ("stop", "skip"):
-        raise ValueError(f"nonfinite={nonfinite!r} must be 'stop' or 'skip'")
-    if verify_every < 0:
-        raise ValueError(f"verify_every={verify_every} must be a number of steps, or 0 for never")
-
-
 def check_gradient(name: str, gradient: torch.Tensor) -> None:
     if gradient.layout != torch.strided:
         raise StrategyError(f"{name} got a sparse gradient, which all-reduce does not take; {_SPARSE_REMEDY}")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,7 @@ from paceline.strategy.collector import Collector
 from paceline.strategy.header import Row, Rows, exchange, exchange_text
 from paceline.strategy.memory import MemoryLimit
 from paceline.strategy.numerics import Examined, clip_factor, is_finite
+from paceline.strategy.options import SessionOptions
 from paceline.strategy.parameters import Modules, Optimizers, collect, listed, named_modules, named_tables
 from paceline.strategy.replicated import ReplicatedTables
 from paceline.strategy.sparse import RowGradients, Sparse
@@ -56,42 +57,40 @@ class Own(NamedTuple):
 
 
 class Synchronous:
-    """`clip_norm` limits the norm of the whole gradient; `micro_batch` the samples of one call of `loss_fn`. A step
-    with a gradient that is not finite does not count; whether the run then goes on ("skip") or ends ("stop") is for
-    the session to carry out. Every `verify_every` steps the workers compare samples of their parameters (0: never).
-    `check` is called often during `compute`, and may raise to end it. `aggregate` makes the aggregation from the
-    tables of the model; all-reduce by default, and then not during backward where `norm`, which is what a
-    session calls `batch_norm`, is "sync"."""
+    """A step with a gradient that is not finite does not count; whether the run then goes on or ends is for the session
+    to carry out. Every `verify_every` steps the workers compare samples of their parameters (0: never). `check` is
+    called often during `compute`, and may raise to end it. `aggregate` makes the aggregation from the tables of the
+    model; all-reduce by default, and then not during backward where batch statistics are exchanged."""
 
     def __init__(
         self,
         modules: Modules,
         optimizers: Optimizers,
+        options: SessionOptions = SessionOptions(),
         *,
-        seed: int,
-        clip_norm: float | None = None,
-        micro_batch: int | None = None,
-        nonfinite: Literal["stop", "skip"] = "stop",
         verify_every: int = 100,
         check: Check = _nothing,
         aggregate: Callable[[Sparse, Mapping[str, torch.Tensor]], Aggregation] | None = None,
-        norm: batch_norm.BatchNormName = "local",
     ) -> None:
         self._optimizers = listed(optimizers)
         self._modules = named_modules(modules)
-        refusals.check_settings(clip_norm, micro_batch, nonfinite, verify_every)
         refusals.check_models(self._modules)
-        self._norms = batch_norm.norms_for(norm, self._modules)
+        self._norms = batch_norm.norms_for(options.batch_norm, self._modules)
         refusals.check_optimizers(self._optimizers)
         refusals.check_updated(self._modules, self._optimizers)
-        self.nonfinite = nonfinite
-        self._seed = seed
-        self._clip_norm = clip_norm
-        self._micro_batch = micro_batch
+        self.nonfinite = options.nonfinite
+        self._seed = seed = options.seed
+        self._clip_norm = options.clip_norm
+        self._micro_batch = options.micro_batch
         self._memory = MemoryLimit()
         self._verify_every = verify_every
         self._check = check
-        settings = {"seed": seed, "clip_norm": clip_norm, "nonfinite": nonfinite, "verify_every": verify_every}
+        settings = {
+            "seed": seed,
+            "clip_norm": options.clip_norm,
+            "nonfinite": options.nonfinite,
+            "verify_every": verify_every,
+        }
         self._hyper = digests.HyperParameters(self._optimizers, settings)
         self._buffers = Buffers(self._modules)
         self._collector: Collector | None = None

@@ -2,12 +2,13 @@
 
 from paceline.checkpoint.weights import load_model
 from paceline.data.loader import LoaderOptions
+from paceline.strategy.options import SessionOptions
 from paceline.train.evaluation import Every, Total
 from paceline.train.fitting import Fitted, fit
 from paceline.train.rates import Rates, WarmUp
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
-from paceline.train.task import Best, EarlyStopping, Options, Task, Validation
+from paceline.train.task import Best, EarlyStopping, Task, Validation
 from paceline.train.warming import warm_up
 
 __all__ = [
@@ -17,9 +18,9 @@ __all__ = [
     "Every",
     "Fitted",
     "LoaderOptions",
-    "Options",
     "Rates",
     "Session",
+    "SessionOptions",
     "Task",
     "Total",
     "Validation",

@@ -25,11 +25,11 @@ from paceline.data.cursor import Cursor
 from paceline.errors import NonFiniteGradient
 from paceline.server.messages import Apply, Need
 from paceline.strategy.aggregation import Standing
+from paceline.strategy.consistency import Consistency
 from paceline.strategy.served import Served
 from paceline.strategy.sparse import Upcoming
 from paceline.strategy.synchronous import Synchronous
 from paceline.train.batches import Batch, Batches
-from paceline.train.consistency import Consistency
 from paceline.train.headers import all_texts
 from paceline.train.joining import Joined
 from paceline.train.leases import End, Leases

@@ -30,7 +30,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -52,12 +52,11 @@ from paceline.nn.embedding import Table
 from paceline.server.client import GroupClient
 from paceline.strategy import Synchronous
 from paceline.strategy.batch_norm import BatchNormName
+from paceline.strategy.options import NonFinite, SessionOptions, StrategyName
 from paceline.strategy.served import Served
 from paceline.train import joining, saving
 from paceline.train.batches import Batches, ValidationData
 from paceline.train.book import Mode
-from paceline.train.consistency import check_batch_norm
-from paceline.train.consistency import parse as parse_consistency
 from paceline.train.endings import Endings
 from paceline.train.evaluation import Validate
 from paceline.train.frames import boundary, boundary_of_loop
@@ -73,7 +72,7 @@ from paceline.train.saving import Checkpoints, Saver
 from paceline.train.schedules import Schedules
 from paceline.train.sharing import Sharing
 from paceline.train.stepping import StepLoop
-from paceline.train.strategies import StrategyName, aggregate_for
+from paceline.train.strategies import aggregate_for
 from paceline.train.training_state import Stateful, TrainingState
 from paceline.wire.identity import Identity
 
@@ -98,34 +97,37 @@ class Session:
         loader: LoaderOptions = LoaderOptions(),
         micro_batch: int | None = None,
         clip_norm: float | None = None,
-        nonfinite: Literal["stop", "skip"] = "stop",
+        nonfinite: NonFinite = "stop",
         checkpoints: Checkpoints = Checkpoints(),
         strategy: StrategyName = "allreduce",
         consistency: str = "sync",
         batch_norm: BatchNormName = "local",
     ) -> None:
-        _check_kinds(seed, order, loader, micro_batch, checkpoints, consistency)
+        options = SessionOptions(
+            seed=seed,
+            shuffle=shuffle,
+            order=order,
+            loader=loader,
+            micro_batch=micro_batch,
+            clip_norm=clip_norm,
+            nonfinite=nonfinite,
+            strategy=strategy,
+            consistency=consistency,
+            batch_norm=batch_norm,
+        )
+        if not isinstance(checkpoints, Checkpoints):
+            raise TypeError(f"checkpoints={checkpoints!r}: give a Checkpoints")
         optimizers, others = _told_apart(stateful)
         self._model = model
+        self._options = options
         self._ticket = joining.find_ticket()
+        is_alone = self._ticket is None
         self._strategy = Synchronous(
             model,
             optimizers,
-            seed=seed,
-            clip_norm=clip_norm,
-            micro_batch=micro_batch,
-            nonfinite=nonfinite,
+            options,
             check=self._check,
-            aggregate=aggregate_for(
-                strategy,
-                optimizers,
-                self._tell,
-                self._recall,
-                self._is_loader,
-                is_alone=self._ticket is None,
-                overlaps=batch_norm == "local",
-            ),
-            norm=batch_norm,
+            aggregate=aggregate_for(options, optimizers, self._tell, self._recall, self._is_loader, is_alone=is_alone),
         )
         minimum = WITH_STATISTICS if self._strategy.needs_two_samples() else ANY
         self._batches = Batches(
@@ -151,9 +153,7 @@ class Session:
             "batch_norm": batch_norm,
             "the tables": str([msgspec.to_builtins(spec) for spec in self._strategy.sparse.specs]),
         }
-        self._nonfinite = nonfinite
-        self._consistency = parse_consistency(consistency, strategy)
-        check_batch_norm(batch_norm, self._consistency)
+        self._consistency = options.mode
         if self._consistency.is_leased and self._strategy.has_batch_statistics():
             raise ValueError(
                 f"consistency={consistency!r} with batch normalisation: each worker would have running statistics of "
@@ -558,7 +558,7 @@ class Session:
             served,
             self._consistency,
             self._schedules,
-            self._nonfinite,
+            self._options.nonfinite,
             self._tell,
         )
 
@@ -715,23 +715,6 @@ class Epoch:
 
     def __repr__(self) -> str:
         return f"Epoch({self.number})"
-
-
-def _check_kinds(
-    seed: object, order: object, loader: object, micro_batch: object, checkpoints: object, consistency: object
-) -> None:
-    """What is of another kind than it must be is refused here, by name, and not where it is first used."""
-    wrong = {
-        "seed": (seed, type(seed) is int, "a whole number"),
-        "order": (order, order is None or callable(order), "a function of (seed, epoch, length), or None"),
-        "loader": (loader, isinstance(loader, LoaderOptions), "a LoaderOptions"),
-        "micro_batch": (micro_batch, micro_batch is None or type(micro_batch) is int, "a whole number, or None"),
-        "checkpoints": (checkpoints, isinstance(checkpoints, Checkpoints), "a Checkpoints"),
-        "consistency": (consistency, isinstance(consistency, str), "'sync', 'bounded:K' or 'async'"),
-    }
-    for name, (value, is_right, wanted) in wrong.items():
-        if not is_right:
-            raise TypeError(f"{name}={value!r}: give {wanted}")
 
 
 def _told_apart(stateful: Sequence[Stateful]) -> tuple[list[torch.optim.Optimizer], list[Stateful]]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.strategy import batch_norm
-
 
 class Consistency(NamedTuple):
     is_leased: bool = False
@@ -33,13 +31,3 @@ def parse(text: str, strategy: str) -> Consistency:
             "not; use strategy='server', where servers make the updates, or consistency='sync'"
         )
     return found
-
-
-def check_batch_norm(name: str, consistency: Consistency) -> None:
-    """Refuse to exchange batch statistics where workers do not step together."""
-    batch_norm.check_name(name)
-    if name == "sync" and consistency.is_leased:
-        raise ValueError(
-            "batch_norm='sync' exchanges batch statistics in each step, and with consistency='async' or 'bounded:K' "
-            "workers do not step together; use consistency='sync', or batch_norm='local'"
-        )
