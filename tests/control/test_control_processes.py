@@ -15,8 +15,9 @@ from control_helpers import WAIT_S, eventually, new_config, training
 
 from paceline.control.client import command
 from paceline.control.config import VARIABLE, Config, launch
+from paceline.control.exit_codes import BROKEN, INTERRUPTED
 from paceline.control.reader import RunReader
-from paceline.control.service import BROKEN, INTERRUPTED, Standing
+from paceline.control.service import Standing
 from paceline.control.ticket import Access, Ticket, read_access
 from paceline.errors import PacelineError
 from paceline.wire.deadline import Deadline

@@ -15,13 +15,14 @@ from paceline.control.client import AgentClient, MemberClient, command
 from paceline.control.config import Config
 from paceline.control.coordinator_events import Settings
 from paceline.control.courier import reach
+from paceline.control.exit_codes import ENDED, FAILED, INTERRUPTED
 from paceline.control.line import Bell, Line
 from paceline.control.member import Member
 from paceline.control.member_events import Fail
 from paceline.control.messages import AgentDirective, Phase, Report, Verdict, Vitals
 from paceline.control.progress import Progress, ProgressKeeper
 from paceline.control.reader import RunReader
-from paceline.control.service import ENDED, FAILED, INTERRUPTED, Standing
+from paceline.control.service import Standing
 from paceline.control.ticket import ACCESS_FILE, Ticket, read_access
 from paceline.errors import CallFailed, ConnectionLost, HandshakeRefused, WireError
 from paceline.wire import calls

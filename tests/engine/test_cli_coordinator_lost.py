@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from custody_runs import Run, faults_of, final_counts, finish, newest, operations_in, pids_on, run_over, wait_until
 
+from paceline.control.exit_codes import HALTED
 from paceline.control.reader import RunReader
-from paceline.engine.base import HALTED
 from paceline.testing import netlab
 
 pytestmark = [

@@ -21,7 +21,7 @@ from custody_runs import (
     wait_until,
 )
 
-from paceline.engine.base import HALTED
+from paceline.control.exit_codes import HALTED
 from paceline.testing import netlab
 from paceline.testing.counting import Counting
 from paceline.testing.netlab import Netlab

@@ -8,8 +8,8 @@ import pytest
 from engine_driver import KILLED, Driver, sent, starts
 
 from paceline.control.coordinator_events import Settings
+from paceline.control.exit_codes import HALTED, START_AGAIN
 from paceline.control.messages import AgentDirective
-from paceline.engine.base import HALTED, START_AGAIN
 from paceline.engine.events import (
     Asked,
     AskHalt,

@@ -7,9 +7,8 @@ import signal
 import pytest
 from engine_driver import KILLED, Driver, sent, starts
 
-from paceline.control.disk import FULL
+from paceline.control.exit_codes import FULL, HALTED, START_AGAIN
 from paceline.control.messages import AgentDirective
-from paceline.engine.base import HALTED, START_AGAIN
 from paceline.engine.events import (
     Asked,
     AskHalt,

@@ -18,7 +18,7 @@ from trainers import BATCH, LENGTH, check_alike, check_samples, train, train_wit
 
 from paceline.checkpoint import files, find, newest_good
 from paceline.control.coordinator_events import Settings
-from paceline.engine.base import START_AGAIN
+from paceline.control.exit_codes import START_AGAIN
 from paceline.testing.rehearsal import Died, Rehearsal, say, worker_number
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session

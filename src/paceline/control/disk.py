@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-FULL = 74  # the exit code of a coordinator that cannot work for want of room
 _LITTLE_BYTES = 1 << 16  # with less, files that SQLite cannot make or extend are taken to lack room
 _UNCLEAR = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 

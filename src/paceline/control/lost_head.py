@@ -13,10 +13,6 @@ from paceline.control.messages import Plan
 WORKING_PATIENCE_S = 600.0  # of a group that works, with workers on the coordinator's host
 DESERTED_S = 60.0  # of a server: longer than a worker is away that saves what it holds
 
-# A process that ends with this code does so because the coordinator is gone for good. What a worker holds it has left
-# on its host.
-HALTED = 76
-
 
 class Move(Enum):
     WAIT = "wait"

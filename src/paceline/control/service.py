@@ -34,8 +34,9 @@ from paceline.control.config import VARIABLE, Config
 from paceline.control.coordinator import Coordinator
 from paceline.control.coordinator_events import Connected, Disconnected, Drain, Halt, Tick
 from paceline.control.coordinator_events import Standing as MachineStanding
-from paceline.control.disk import FULL, Cosmetic, is_want_of_room
+from paceline.control.disk import Cosmetic, is_want_of_room
 from paceline.control.driver import Driver
+from paceline.control.exit_codes import BROKEN, ENDED, FAILED, FULL, INTERRUPTED
 from paceline.control.folder import FolderLock, FolderRefused, prepare
 from paceline.control.invitation import Door
 from paceline.control.journal import Journal, MemberState
@@ -70,8 +71,6 @@ TICK_S = 0.1
 FAREWELL_S = 5.0  # for the members to get their verdict
 ORPHANED_S = 10.0
 COMMAND_S = 30.0
-
-ENDED, FAILED, BROKEN, INTERRUPTED = 0, 1, 70, 75  # exit codes, and `FULL`; after the last three the run can go on
 
 
 class Standing(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import msgspec
 from paceline.control import config as configs
 from paceline.control.config import Config
 from paceline.control.disk import words_of
+from paceline.control.exit_codes import ENDED, FAILED
 from paceline.control.journal import JournalError
 from paceline.control.reader import RunReader
 from paceline.control.ticket import Ticket, read_access
@@ -28,7 +29,6 @@ logger = logging.getLogger("paceline.engine")
 
 LOG = "coordinator.log"
 LINES_SHOWN = 15
-ENDED, FAILED = 0, 1  # its exit codes when the run is over
 VERDICTS = {ENDED: ("ended", "interrupted"), FAILED: ("failed",)}  # what it has written down then
 
 

@@ -22,6 +22,7 @@ from paceline.control.client import way_to_custody
 from paceline.control.config import Config
 from paceline.control.coordinator_events import Settings
 from paceline.control.disk import Cosmetic
+from paceline.control.exit_codes import LOST, UNSAVED
 from paceline.control.journal import DATABASE, JournalError
 from paceline.control.labels import LABELS_FILE
 from paceline.control.reader import RunReader
@@ -30,7 +31,7 @@ from paceline.custody import names
 from paceline.custody.depot import Depot
 from paceline.engine import causes, shipping
 from paceline.engine.agent import Agent
-from paceline.engine.base import LOST, UNSAVED, Engine, Process
+from paceline.engine.base import Engine, Process
 from paceline.engine.child import CoordinatorChild, ticket_of
 from paceline.engine.events import Outcome, Result
 from paceline.engine.folders import Place

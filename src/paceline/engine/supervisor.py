@@ -29,8 +29,9 @@ import signal
 from enum import Enum
 from typing import assert_never
 
+from paceline.control.exit_codes import HALTED, INCOMPLETE, REFUSED, START_AGAIN
 from paceline.control.messages import AgentDirective
-from paceline.engine.base import HALTED, INCOMPLETE, START_AGAIN, exit_words
+from paceline.engine.base import exit_words
 from paceline.engine.coordinator_starts import CoordinatorStarts
 from paceline.engine.crew import Crew
 from paceline.engine.events import (
@@ -57,7 +58,6 @@ from paceline.engine.events import (
 from paceline.engine.slots import Rules, Slot, State, label_of
 
 FINISHED = "all processes of the script have ended"  # why a run ends whose script has no session
-REFUSED = 2  # the coordinator's exit code when starting it again would not help
 
 
 class Stage(Enum):

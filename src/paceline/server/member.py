@@ -13,6 +13,7 @@ import torch
 import paceline
 from paceline.control import lost_head
 from paceline.control.client import MemberClient
+from paceline.control.exit_codes import HALTED
 from paceline.control.member_events import Adopt, Exit, Fail, Leave, Ready
 from paceline.control.messages import Introduction, Verdict
 from paceline.control.serving_member import Served, ServerMember
@@ -105,7 +106,7 @@ class ServerProcess:
         assert self.verdict is not None
         logger.info("this server ends: %s", self.verdict.reason)
         if self._has_halted:
-            return lost_head.HALTED
+            return HALTED
         return 0 if self.verdict.verdict is Verdict.RELEASED else FAILED
 
     def close(self) -> None:

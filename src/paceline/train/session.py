@@ -39,6 +39,7 @@ from torch import nn
 from paceline.balance.minimum import ANY, WITH_STATISTICS
 from paceline.control import losses
 from paceline.control.client import MemberClient
+from paceline.control.exit_codes import HALTED, START_AGAIN
 from paceline.control.member_events import Fail, Kind, Leave, Ready
 from paceline.control.messages import Phase, Plan
 from paceline.custody.moving import Unreached
@@ -46,7 +47,6 @@ from paceline.data.cursor import Cursor, is_finished, next_epoch
 from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
-from paceline.engine.base import HALTED, START_AGAIN
 from paceline.errors import Evicted, Orphaned
 from paceline.nn.embedding import Table
 from paceline.server.client import GroupClient

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from paceline.control.exit_codes import LOST
 from paceline.control.journal import JournalError
 from paceline.control.lease_set import LeaseSet
 from paceline.control.reader import RunReader, StepRecord
-from paceline.engine.base import LOST
 from paceline.testing.chaos import copies, oracle
 from paceline.testing.chaos.beats import Worker, run_gaps
 from paceline.testing.chaos.expecting import Injury, allowed_gap_s, may_lose

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.engine.base import HALTED
+from paceline.control.exit_codes import HALTED
 from paceline.testing.chaos import expecting, heads
 from paceline.testing.chaos.expecting import evicts, hosts_of
 from paceline.testing.chaos.schedule import Fault, Kind
