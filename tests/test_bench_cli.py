@@ -12,11 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
-
-from paceline.cli.bench import measure, peers, report, worker
 from paceline.cli.bench.drivers.base import Buffer, Driver
-from paceline.cli.bench.errors import BadInput, BenchError
 from paceline.cli.bench.measure import Results, Step
 from paceline.cli.bench.messages import Measure, Measured
 from paceline.cli.bench.plan import (
@@ -29,6 +25,10 @@ from paceline.cli.bench.plan import (
     parse_size,
     parse_sizes,
 )
+from typer.testing import CliRunner
+
+from paceline.cli.bench import measure, peers, report, worker
+from paceline.cli.bench.errors import BadInput, BenchError
 from paceline.cli.main import app
 
 GLOO = Contender("gloo")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
-
 from paceline.cli.bench.server.drivers import base
 from paceline.cli.bench.server.plan import Plan
+from typer.testing import CliRunner, Result
+
 from paceline.cli.main import app
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
 from paceline.cli.bench.shares import measure, report
 from paceline.cli.bench.shares.measure import Results
 from paceline.cli.bench.shares.plan import AT_ONCE, AUTO, CNN, DDP, EQUAL, Plan
 from paceline.cli.bench.shares.trainers import NUM_WARM, Trained
+from typer.testing import CliRunner
+
 from paceline.cli.main import app
 
 PLAN = Plan(
