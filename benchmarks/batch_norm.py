@@ -190,8 +190,9 @@ def summary(shares: tuple[int, ...], scores: Sequence[Score], alone: Sequence[Sc
     return found
 
 
-def scores_of(name: str, seeds: int, epochs: int, digits: Digits) -> list[dict[str, Any]]:
-    scores: dict[tuple[int, ...], list[Score]] = {shares: [] for shares in SHARES}
+def scores_of(name: str, options: argparse.Namespace, digits: Digits) -> list[dict[str, Any]]:
+    seeds, epochs = options.seeds, options.epochs
+    scores: dict[tuple[int, ...], list[Score]] = {shares: [] for shares in SHARES[: options.layouts]}
     began = time.monotonic()
     for seed in range(seeds):
         for shares, found in scores.items():
@@ -226,7 +227,7 @@ def measure(options: argparse.Namespace) -> Found:
             for name in MODELS
             for shares in ((4, 28), (4, 4, 24))
         }
-    record["rows"] = {name: scores_of(name, options.seeds, options.epochs, digits) for name in MODELS}
+    record["rows"] = {name: scores_of(name, options, digits) for name in MODELS}
     tables = [tabulate(name, rows, options.seeds) for name, rows in record["rows"].items()]
     return Found(record, [*tables, f"real workers differ by {record.get('real_workers_differ_by', 'was not asked')}"])
 
@@ -242,6 +243,7 @@ BENCHMARK = Benchmark(
     options=[
         Option("--seeds", 12, quick=2),
         Option("--epochs", 4, quick=1, help="of 47 steps each"),
+        Option("--layouts", len(SHARES), quick=3, help="of shares; the first is one process"),
         Option("--check", False, quick=False, help="compare with real workers as well"),
     ],
     check=check,

@@ -61,7 +61,7 @@ def fsdp(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
     return model
 
 
-WORKS: dict[str, tuple[Callable[[], Case], Wrap]] = {
+WORKS: dict[str, tuple[Callable[[bool], Case], Wrap]] = {
     "MLP 25M, DDP": (mlp, ddp),
     "MLP 25M, DDP, bucket views": (mlp, ddp_views),
     "CNN, DDP": (cnn, ddp),
@@ -79,12 +79,12 @@ def enter(_: None, rank: int, path: str) -> None:
     _groups.update(gloo=dist.group.WORLD, paceline=dist.new_group(backend="paceline", timeout=TIMEOUT))
 
 
-def prepare(_: None, work: str) -> None:
+def prepare(_: None, work: str, small: bool) -> None:
     make, wrap = WORKS[work]
     _steps.clear()
     for way in ways_of(work):
         torch.manual_seed(0)
-        model, x, y, num_steps = make()
+        model, x, y, num_steps = make(small)
         module = model if way == BASE else wrap(model, _groups["paceline" if way == NOTHING_SENT else way])
         if way == NOTHING_SENT:
             assert isinstance(module, DistributedDataParallel)
@@ -110,14 +110,14 @@ def one_round(_: None, way: str) -> float:
     return num_steps / (time.perf_counter() - began)
 
 
-def measure_steps(works: list[str], num_rounds: int) -> dict[str, Any]:
+def measure_steps(works: list[str], small: bool, num_rounds: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, Crew(2, form=False, timeout_s=300.0) as crew:
         for rank in range(2):
             crew.start(enter, rank, f"{folder}/store", ranks=[rank])
         crew.finish()
         for work in works:
-            crew.run(prepare, work)
+            crew.run(prepare, work, small)
             rounds: dict[str, list[float]] = {way: [] for way in ways_of(work)}
             for number in range(num_rounds):
                 for way in turns(list(rounds), number):
@@ -170,7 +170,7 @@ def measure_deaths(num_kills: int) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace) -> Found:
     works = [work for work in WORKS if options.only in work]
-    steps = measure_steps(works, options.rounds) if works and options.rounds else {}
+    steps = measure_steps(works, options.small, options.rounds) if works and options.rounds else {}
     deaths = measure_deaths(options.kills) if options.kills else {}
     rates = Table("steps a second (of Gloo's)", *WAYS)
     for work, found in steps.items():
@@ -208,6 +208,7 @@ BENCHMARK = Benchmark(
     options=[
         Option("--rounds", 9, quick=1),
         Option("--kills", 10, quick=1),
+        Option("--small", False, quick=True, help="a small MLP, and fewer steps a round"),
         Option("--only", "", quick="", help="a part of the name of what to measure"),
     ],
 )

@@ -48,15 +48,23 @@ Case = tuple[nn.Module, torch.Tensor, torch.Tensor, int]
 # -- what is trained ---------------------------------------------------------------------------------------------------
 
 
-def mlp() -> Case:
+def mlp(small: bool) -> Case:
+    """25 million parameters; small: a quarter of a million."""
     layers: list[nn.Module] = []
+    wide = 10 if small else 1
     for inputs, outputs in [(784, 2800), (2800, 2800), (2800, 2800), (2800, 2600)]:
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(2600, 10)), torch.randn(32, 784), torch.randint(10, (32,)), 5
+        layers += [nn.Linear(inputs if inputs == 784 else inputs // wide, outputs // wide), nn.ReLU()]
+    num_steps = 2 if small else 5
+    return (
+        nn.Sequential(*layers, nn.Linear(2600 // wide, 10)),
+        torch.randn(32, 784),
+        torch.randint(10, (32,)),
+        num_steps,
+    )
 
 
-def cnn() -> Case:
-    return small_cnn(), torch.randn(64, 1, 28, 28), torch.randint(10, (64,)), 10
+def cnn(small: bool) -> Case:
+    return small_cnn(), torch.randn(64, 1, 28, 28), torch.randint(10, (64,)), 2 if small else 10
 
 
 class Transformer(nn.Module):
@@ -72,11 +80,11 @@ class Transformer(nn.Module):
         return found
 
 
-def transformer() -> Case:
-    return Transformer(), torch.randint(64, (64, 32)), torch.randint(10, (64,)), 10
+def transformer(small: bool) -> Case:
+    return Transformer(), torch.randint(64, (64, 32)), torch.randint(10, (64,)), 2 if small else 10
 
 
-CASES: dict[str, Callable[[], Case]] = {"MLP": mlp, "CNN": cnn, "transformer": transformer}
+CASES: dict[str, Callable[[bool], Case]] = {"MLP": mlp, "CNN": cnn, "transformer": transformer}
 
 
 # -- the ways to train it ----------------------------------------------------------------------------------------------
@@ -148,7 +156,7 @@ _prepared: dict[str, tuple[Step, int]] = {}
 _sessions: list[Session] = []
 
 
-def prepare(group: Group, case: str, way: str, store: str, ticket: Ticket | None) -> int:
+def prepare(group: Group, case: str, small: bool, way: str, store: str, ticket: Ticket | None) -> int:
     """Build the model and take a few steps; the number of its parameters."""
     torch.set_num_threads(1)
     if ticket is not None:
@@ -156,7 +164,7 @@ def prepare(group: Group, case: str, way: str, store: str, ticket: Ticket | None
     if "DDP" in way:
         torch.distributed.init_process_group("gloo", f"file://{store}", rank=group.rank, world_size=group.size)
     torch.manual_seed(0)
-    model, x, y, num_steps = CASES[case]()
+    model, x, y, num_steps = CASES[case](small)
     step = WAYS[way](group, model, x, y)
     for _ in range(3):
         step()
@@ -180,7 +188,7 @@ def finish(group: Group) -> None:
         session.close()
 
 
-def measure_case(case: str, num_rounds: int, ways: list[str]) -> dict[str, Any]:
+def measure_case(case: str, small: bool, num_rounds: int, ways: list[str]) -> dict[str, Any]:
     slower: dict[str, list[float]] = {way: [] for way in ways}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -189,7 +197,7 @@ def measure_case(case: str, num_rounds: int, ways: list[str]) -> dict[str, Any]:
         for number, (way, crew) in enumerate(crews.items()):
             settings = Settings(wanted=NUM_WORKERS)
             ticket = stack.enter_context(coordinator(Path(folder), settings)) if way == SESSION else None
-            num_parameters = crew.run(prepare, case, way, f"{folder}/store-{number}", ticket)[0]
+            num_parameters = crew.run(prepare, case, small, way, f"{folder}/store-{number}", ticket)[0]
         for number in range(num_rounds):
             for way in turns(ways, number):
                 slower[way].append(max(crews[way].run(one_round)))
@@ -208,7 +216,7 @@ def measure_case(case: str, num_rounds: int, ways: list[str]) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace) -> Found:
     ways = [BASE, *(way for way in options.ways if way != BASE)]
-    rows = [measure_case(case, options.rounds, ways) for case in options.models]
+    rows = [measure_case(case, options.small, options.rounds, ways) for case in options.models]
     table = Table("model", "parameters", *ways, "session of bare", title="steps a second (of no communication)")
     for row in rows:
         each = [f"{row['steps_per_s'][way]:.1f} ({row['of_no_communication'][way]:.2f})" for way in ways]
@@ -241,7 +249,8 @@ BENCHMARK = Benchmark(
     ],
     options=[
         Option("--rounds", 15, quick=1),
-        Option("--models", list(CASES), quick=list(CASES), choices=list(CASES)),
+        Option("--small", False, quick=True, help="a small MLP, and fewer steps a round"),
+        Option("--models", list(CASES), quick=["MLP", "CNN"], choices=list(CASES)),
         Option("--ways", list(WAYS), quick=list(WAYS), choices=list(WAYS)),
     ],
 )

@@ -22,7 +22,7 @@ from paceline.cli.bench.errors import BadInput
 from paceline.cli.join import read_code
 
 if TYPE_CHECKING:
-    from paceline.cli.bench.links.gathering import Gathered
+    from paceline.cli.bench.links.gathering import GatheredHosts
     from paceline.cli.bench.links.measure import LinkFigures
 
 MAX_HOSTS = 64
@@ -57,7 +57,7 @@ def links(
         _report(figures, json)
 
 
-def _invite(stack: contextlib.ExitStack, hosts: int, host: str, name: str, wait_s: float) -> Gathered:
+def _invite(stack: contextlib.ExitStack, hosts: int, host: str, name: str, wait_s: float) -> GatheredHosts:
     from paceline.cli.bench.links.gathering import FirstHost
     from paceline.wire.dialing import is_loopback
 
@@ -77,7 +77,7 @@ def _invite(stack: contextlib.ExitStack, hosts: int, host: str, name: str, wait_
     return first.wait(wait_s, _teller(hosts))
 
 
-def _join(code: str, name: str, wait_s: float) -> Gathered:
+def _join(code: str, name: str, wait_s: float) -> GatheredHosts:
     from paceline.cli.bench.links.gathering import LinksCode, gather_by_code
 
     text = read_code(code)
@@ -101,7 +101,7 @@ def _teller(num_hosts: int | None) -> Callable[[Sequence[str]], None]:
     return tell
 
 
-def _measure(gathered: Gathered) -> LinkFigures:
+def _measure(gathered: GatheredHosts) -> LinkFigures:
     from paceline.cli.bench.links.measure import measure_links
 
     num_hosts = len(gathered.hosts.hosts)

@@ -92,7 +92,7 @@ class HostList(msgspec.Struct, frozen=True):
         return tuple(names)
 
 
-class Gathered(msgspec.Struct, frozen=True):
+class GatheredHosts(msgspec.Struct, frozen=True):
     """All hosts, and which of them this one is; `endpoint` is open."""
 
     endpoint: Endpoint
@@ -112,7 +112,7 @@ class FirstHost:
         self._endpoint.open_room(_ROOM, self._serve)
         self.code = LinksCode(self._endpoint.address, secret, identity.fingerprint, tls).encode()
 
-    def wait(self, wait_s: float, on_change: OnChange) -> Gathered:
+    def wait(self, wait_s: float, on_change: OnChange) -> GatheredHosts:
         deadline = Deadline(wait_s, "paceline bench links")
         with self._changed:
             while not self._list.is_complete:
@@ -121,7 +121,7 @@ class FirstHost:
                 deadline.check(f"{missing} more hosts; on each: paceline bench links --join CODE")
                 self._changed.wait(min(1.0, deadline.remaining_s()))
             on_change(self._list.names)
-            return Gathered(self._endpoint, self._list, 0)
+            return GatheredHosts(self._endpoint, self._list, 0)
 
     def close(self) -> None:
         self._endpoint.close()
@@ -158,7 +158,7 @@ class FirstHost:
         self._changed.notify_all()
 
 
-def gather_by_code(text: str, name: str, wait_s: float, on_change: OnChange) -> Gathered:
+def gather_by_code(text: str, name: str, wait_s: float, on_change: OnChange) -> GatheredHosts:
     """Come to the first host, and wait for the others."""
     code = LinksCode.decode(text)
     mine = Credentials(Identity(), code.secret, "worker")
@@ -172,7 +172,7 @@ def gather_by_code(text: str, name: str, wait_s: float, on_change: OnChange) -> 
             endpoint.close()
             raise
     members = [host.card.member for host in hosts.hosts]
-    return Gathered(endpoint, hosts, members.index(mine.identity.member))
+    return GatheredHosts(endpoint, hosts, members.index(mine.identity.member))
 
 
 def _hosts_so_far(connection: Connection, entry: HostEntry, deadline: Deadline) -> Iterator[HostList]:

@@ -19,7 +19,7 @@ import torch
 from paceline.collective.group import Group
 
 if TYPE_CHECKING:
-    from paceline.cli.bench.links.gathering import Gathered
+    from paceline.cli.bench.links.gathering import GatheredHosts
 
 OPERATION_S = 120.0
 NUM_PINGS = 20
@@ -51,7 +51,7 @@ class LinkFigures(msgspec.Struct, frozen=True):
     choices: tuple[LinkChoice, ...]
 
 
-def measure_links(gathered: Gathered, on_pair: OnPair) -> LinkFigures:
+def measure_links(gathered: GatheredHosts, on_pair: OnPair) -> LinkFigures:
     """Called on all hosts; forms their group, and closes it with the endpoint."""
     names = gathered.hosts.names
     cards = [host.card for host in gathered.hosts.hosts]
