@@ -49,7 +49,7 @@ Case = tuple[nn.Module, torch.Tensor, torch.Tensor, int]
 
 
 def mlp(small: bool) -> Case:
-    """25 million parameters; small: a quarter of a million."""
+    """25 million parameters; small: half a million."""
     layers: list[nn.Module] = []
     wide = 10 if small else 1
     for inputs, outputs in [(784, 2800), (2800, 2800), (2800, 2800), (2800, 2600)]:

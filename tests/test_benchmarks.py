@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from benchmarks import __main__ as runner
 from benchmarks import catalogue
+from benchmarks.allreduce import benchmark as allreduce
+from benchmarks.allreduce import peers
 from benchmarks.catalogue import RUNS, Run
 from benchmarks.common import SKIPPED, Benchmark, Found, Option, Skipped, Target, figures, targets
 from benchmarks.server.drivers import base
@@ -26,6 +28,7 @@ from benchmarks.shares.trainers import NUM_WARM, Trained
 from rich.table import Table
 
 import paceline
+from paceline.cli.bench.allreduce import libraries
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -211,6 +214,15 @@ def test_ratios_are_taken_within_rounds() -> None:
     assert figures.ratio([2.0, 30.0, 6.0], [1.0, 10.0, 2.0]) == 3.0
     assert figures.spread([3.0, 1.0, 2.0], ".0f") == "2 (1-3)"
     assert figures.with_worst([0.001, 0.004, 0.002], ".0f", 1e3) == "2 (4)"
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = peers.Missing("impi", "pip install impi-rt")
+    monkeypatch.setattr(peers, "find", lambda name: missing if name == "impi" else libraries.TORCH_GLOO)
+    assert allreduce.find_peers(["gloo", "impi"]) == [libraries.TORCH_GLOO]
+    assert capsys.readouterr().out == "impi is left out, it is not installed; to compare: pip install impi-rt\n"
 
 
 # -- pure parts of some ------------------------------------------------------------------------------------------------

@@ -49,12 +49,12 @@ def measure(options: argparse.Namespace) -> Found:
     others = find_peers([name for name in options.against if name != plans.NONE])
     plan = plan_of(options, [library.name for library in others])
     results = measure_shown(plan, [OURS, *others])
-    if options.plot and options.json is not None:
-        draw(options.json.with_suffix(".png"), plan, results)
+    if options.plot:
+        draw(options.json and options.json.with_suffix(".png"), plan, results)
     return Found(report.record(plan, results), report.tables(plan, results))
 
 
-def draw(path: Path, plan: plans.AllReducePlan, results: AllReduceResults) -> None:
+def draw(path: Path | None, plan: plans.AllReducePlan, results: AllReduceResults) -> None:
     """Bandwidth over size."""
     if (made := plots.drawing()) is None:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ def drawing() -> tuple[Any, Any] | None:
     return figure, figure.subplots()
 
 
-def keep(figure: Any, axes: Any, path: Path) -> None:
+def keep(figure: Any, axes: Any, path: Path | None) -> None:
+    """In that file; drawn and thrown away without one, as in a quick run."""
     axes.legend()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path or io.BytesIO(), dpi=120)

@@ -4,5 +4,6 @@ allreduce  the collectives on this host, beside torch's Gloo
 links      latency and bandwidth between hosts, and what `auto` would choose there
 app        what the commands have in common; `machine` describes the host
 
-How Paceline compares with other systems is measured by benchmarks/, which is not part of the wheel.
+A further command is a folder beside these and a line in cli/main.py. How Paceline compares with other systems
+is measured by benchmarks/, which is not part of the wheel.
 """
