@@ -76,19 +76,24 @@ def test_results_of_different_runs_go_to_different_files() -> None:
     assert len(set(files)) == len(files)
 
 
-def test_the_package_needs_none_of_the_peers() -> None:
+@pytest.fixture(scope="module")
+def sources() -> dict[Path, list[ast.AST]]:
+    return {path: list(ast.walk(ast.parse(path.read_text()))) for path in SOURCE.rglob("*.py")}
+
+
+def test_the_package_needs_none_of_the_peers(sources: dict[Path, list[ast.AST]]) -> None:
     foreign = {"matplotlib", "mpi4py", "ray", "redis"}
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, nodes in sources.items():
+        for node in nodes:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not foreign & {name.split(".")[0] for name in names}, path
 
 
-def test_classes_of_the_bench_commands_have_names_of_their_own() -> None:
+def test_classes_of_the_bench_commands_have_names_of_their_own(sources: dict[Path, list[ast.AST]]) -> None:
     owners: dict[str, set[Path]] = {}
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, nodes in sources.items():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 owners.setdefault(node.name, set()).add(path)
     bench = SOURCE / "cli" / "bench"

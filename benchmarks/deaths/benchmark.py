@@ -138,6 +138,11 @@ def measure(options: argparse.Namespace) -> Found:
     return Found({"rows": rows}, [table])
 
 
+def noticed_ms(record: dict[str, Any]) -> float:
+    """The longest of ours."""
+    return max(float(max(row["noticed_ms"])) for row in record["rows"] if row["algorithm"] != ULFM)
+
+
 def compared_ms(record: dict[str, Any], algorithm: str = "direct") -> float | None:
     """Until three members with 16 MB go on."""
     for row in record["rows"]:
@@ -159,7 +164,7 @@ BENCHMARK = Benchmark(
         Target(
             "ms until every survivor knows, the longest of all",
             "what the README says",
-            lambda record: float(max(max(row["noticed_ms"]) for row in record["rows"])),
+            noticed_ms,
             at_most=40.0,
         ),
         Target("ms until three members with 16 MB go on", "Open MPI 5 with ULFM: 35", compared_ms, at_most=35.0),
