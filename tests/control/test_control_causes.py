@@ -26,3 +26,11 @@ def test_what_failed_in_an_earlier_session_is_not_why_this_one_did() -> None:
     add(census, "d", "now", Fate.FAILED, "a new error")
     assert census.root_cause("", {"now"}).endswith(":\na new error")
     assert census.root_cause("", {"earlier", "now"}).endswith(":\nan old error")
+
+
+def test_who_says_why_it_ended_comes_before_who_met_a_difference() -> None:
+    census = Census()
+    add(census, "a", "now", Fate.FAILED, "paceline.errors.Mismatch: step here, end there")
+    assert census.root_cause("", {"now"}).endswith("step here, end there")
+    add(census, "b", "now", Fate.FAILED, "the script ended on this worker")
+    assert census.root_cause("", {"now"}).endswith(":\nthe script ended on this worker")

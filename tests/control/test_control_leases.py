@@ -156,6 +156,24 @@ def test_a_desk_that_has_forgotten_learns_from_what_workers_say() -> None:
     assert (after.held("a"), after.held("b")) == ((1, 4), (2, 3))
 
 
+def test_a_desk_whose_journal_was_lost_hands_out_nothing_that_was_remembered_as_done() -> None:
+    """Nobody speaks any more of what is remembered: who was told so says up to where."""
+    epoch = Epoch(20, "a", "b")
+    for _ in range(5):
+        epoch.do("a")
+        epoch.do("b")
+    epoch.desk.remembered = epoch.desk.to_remember() or (-1, 0)
+    assert epoch.desk.remembered == (0, 10)
+    epoch.talk("a")
+    epoch.talk("b")
+    assert not any(hand.report().done for hand in epoch.hands.values())
+    epoch.desk, epoch.term = Desk(), 2
+    epoch.talk("a")
+    assert epoch.desk.done == lease_set(set(range(10)))
+    again = [epoch.do(name) for _ in range(6) for name in ("a", "b")]
+    assert set(again) - {-1} == set(range(10, 20))
+
+
 def test_a_desk_that_has_forgotten_hands_out_what_those_that_are_held_may_wait_for() -> None:
     before = Epoch(9, "dead", "b")
     after = Epoch(9, desk=Desk())

@@ -105,3 +105,45 @@ def test_a_coordinator_that_cannot_begin_for_want_of_room_is_waited_for(tmp_path
         eventually(lambda: num_plans(small_disk) >= 3, "its plan")
         command.interrupt()
         assert command.wait() == 130, command.err
+
+
+SAVING = """
+import time, torch
+import paceline
+
+torch.manual_seed(0)
+model = torch.nn.Linear(500, 500)
+session = paceline.Session(
+    model,
+    torch.optim.SGD(model.parameters(), lr=0.01),
+    data=torch.utils.data.TensorDataset(torch.randn(40, 500)),
+    global_batch=8,
+    checkpoints=paceline.Checkpoints(every_s=None),
+)
+for epoch in session.epochs(100_000):
+    for batch in epoch:
+        session.step(lambda x: model(x).square().mean(), batch)
+        time.sleep(0.02)
+"""
+
+
+def num_steps(disk: Path) -> int:
+    with contextlib.suppress(JournalError), RunReader(disk / "runs" / "a") as reader:
+        return reader.status().num_steps
+    return 0
+
+
+@pytest.mark.timeout(180)
+def test_who_ends_a_run_that_waits_for_room_is_told_what_for_and_what_is_lost(tmp_path: Path, small_disk: Path) -> None:
+    script = write_script(tmp_path, SAVING)
+    with paceline(tmp_path, "run", "-n", "2", "--name", "a", "--folder", "small/runs", script) as command:
+        eventually(lambda: num_steps(small_disk) > 3, "steps")
+        fill(small_disk)
+        command.interrupt()
+        eventually(lambda: "Ctrl-C again ends the run without it" in command.out + command.err, "what it waits for")
+        assert f"5 minutes at most: no room for a checkpoint in {small_disk}" in command.out + command.err
+        command.interrupt()
+        assert command.wait() == 130, command.err
+        last = command.err.rpartition("paceline: the run a was interrupted")[2]
+        assert "not saved: the state after operation " in last, command.err
+        assert "is in no checkpoint: no room for a checkpoint in" in last

@@ -94,6 +94,17 @@ def test_a_script_that_exits_with_a_code_on_one_worker_is_one_that_failed(tmp_pa
         assert "ended without a worker that it was asked to have: w1 exited with code 3" in command.err
 
 
+def test_a_script_that_ends_in_order_on_one_worker_is_told_as_that(tmp_path: Path) -> None:
+    after = "if session.steps == 3 and os.environ['RANK'] == '1': raise SystemExit(0)"
+    code, _, err = completed(tmp_path, "run", "-n", "2", "--name", "a", training(tmp_path, "SEED, OUT = 1, 4", after))
+    assert code == 1
+    last = err[err.index("paceline: the run a failed") :]
+    assert (
+        "the script ended on this worker after operation 3, by SystemExit with code 0, and the others went on" in last
+    )
+    assert "Mismatch" not in last
+
+
 def test_a_code_that_the_script_catches_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
     caught = "def caught():\n    try:\n        sys.exit(3)\n    except SystemExit:\n        pass"

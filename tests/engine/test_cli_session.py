@@ -115,11 +115,20 @@ def test_a_script_that_fails_everywhere_fails_the_run_with_its_traceback(tmp_pat
         assert reader.status().status == "failed"
 
 
-def test_what_fails_after_the_run_fails_the_command(tmp_path: Path) -> None:
-    script = training(tmp_path, 3, after="raise OSError('cannot save')")
+@pytest.mark.parametrize(
+    ("after", "expected", "last"),
+    [("raise OSError('cannot save')", 1, "OSError: cannot save"), ("raise SystemExit(3)", 3, "exited with code 3")],
+)
+def test_what_fails_after_the_run_fails_the_command_and_not_the_run(
+    tmp_path: Path, after: str, expected: int, last: str
+) -> None:
+    script = training(tmp_path, 3, after=after)
     code, _, err = completed(tmp_path, "run", "--name", "a", script)
-    assert code == 1
-    assert "OSError: cannot save" in err.splitlines()[-2]
+    assert code == expected
+    assert "the run a has ended, and its training is complete; after that the script failed:" in err
+    assert last in err.rpartition("after that the script failed:")[2]
+    with reader_of(tmp_path) as reader:
+        assert reader.status().status == "ended"
 
 
 def test_people_ask_for_status_drain_logs_and_stop(tmp_path: Path) -> None:

@@ -40,7 +40,24 @@ def test_a_run_that_was_stopped_before_its_first_step_says_so(place: Place, caps
     written(place, "interrupted", STOPPED.reason)
     lines = said(place, STOPPED, capsys)
     assert lines[0] == "paceline: the run a was stopped: a person asked for the end"
-    assert lines[1] == "nothing was saved: the run has no checkpoint in its folder"
+    assert lines[1] == "nothing was saved: no worker had joined the run yet"
+
+
+def test_a_run_that_was_interrupted_while_it_started_says_that_nothing_was_saved(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(place, "interrupted", STOPPED.reason)
+    lines = said(place, Outcome(Result.INTERRUPTED, 130, reason=STOPPED.reason), capsys)
+    assert lines[:2] == ["paceline: the run a was interrupted", "nothing was saved: no worker had joined the run yet"]
+
+
+def test_a_run_whose_record_was_deleted_says_so(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    shortfall = running.find_shortfall(place, had_record=True)
+    running.report(Outcome(Result.ENDED, 0, reason="all members reached the end"), [], place, RESUME, shortfall)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "paceline: the run a has ended"
+    assert lines[1].startswith(f"no record: {place.folder / 'run.db'} was deleted while the run went on")
+    assert not any(running.find_shortfall(place, had_record=False))
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,7 +180,7 @@ LOSS = "2 updates, 16 samples, of parameters whose last copy died with a server"
 def test_what_was_lost_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], strict: bool
 ) -> None:
-    monkeypatch.setattr("paceline.engine.running.find_shortfall", lambda _: Shortfall(LOSS))
+    monkeypatch.setattr("paceline.engine.running.find_shortfall", lambda _, had_record: Shortfall(LOSS))
     if strict:
         with pytest.raises(LaunchFailed, match=f"the run a has ended, but lost: {LOSS}; logs: "):
             launch(engine_tasks.rank_times, 1, workers=1, name="a", folder=tmp_path, strict=True)

@@ -172,15 +172,16 @@ def test_who_was_never_known_does_not_wait_for_a_coordinator_that_is_gone() -> N
     assert sent(driver.tell(CoordinatorEnded(0, "ended", pids, pids))) == [(1, signal.SIGTERM)]
 
 
-def test_what_a_script_does_wrong_after_the_run_is_a_failure() -> None:
+@pytest.mark.parametrize(("code", "expected"), [(1, 1), (3, 3), (-11, 139)])
+def test_what_a_script_does_wrong_after_the_run_has_its_own_code(code: int, expected: int) -> None:
     driver = Driver(workers=1)
     driver.open_all()
     driver.directive(1, over=True)
     pids = frozenset([driver.machine.slots[0].pid])
     assert driver.tell(CoordinatorEnded(0, "ended", pids, pids)) == []
-    driver.tell(Exited(0, 1), after_s=1000.0)
+    driver.tell(Exited(0, code), after_s=1000.0)
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:3] == (Result.FAILED, 1, 0)
+    assert driver.machine.outcome[:3] == (Result.FAILED_LATER, expected, 0)
 
 
 def test_a_failure_after_the_release_is_known_even_if_it_comes_before_the_news() -> None:
@@ -189,7 +190,20 @@ def test_a_failure_after_the_release_is_known_even_if_it_comes_before_the_news()
     driver.tell(Exited(0, 1))
     driver.tell(CoordinatorEnded(0, "ended", frozenset([driver.machine.slots[0].pid])))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:3] == (Result.FAILED, 1, 0)
+    assert driver.machine.outcome[:3] == (Result.FAILED_LATER, 1, 0)
+
+
+@pytest.mark.parametrize(("code", "missing"), [(3, ("w1 exited with code 3",)), (-9, ()), (START_AGAIN, ())])
+def test_a_worker_that_failed_and_had_no_time_to_come_back_is_named(code: int, missing: tuple[str, ...]) -> None:
+    driver = Driver(workers=2)
+    driver.open_all()
+    driver.tell(Exited(1, code))
+    driver.directive(1, over=True)
+    driver.tell(Exited(0, 0))
+    driver.tell(CoordinatorEnded(0, "ended", frozenset([driver.machine.slots[0].pid])))
+    assert driver.machine.outcome is not None
+    assert driver.machine.outcome[:2] == (Result.ENDED, 0)
+    assert driver.machine.outcome.missing == missing
 
 
 # -- plain scripts ---------------------------------------------------------------------------------------------------
@@ -336,7 +350,7 @@ def test_a_guest_ends_when_its_workers_have() -> None:
     failed.tell(Exited(0, 0))
     failed.tell(Exited(1, 1))
     assert failed.machine.outcome is not None
-    assert failed.machine.outcome[:3] == (Result.FAILED, 1, 1)
+    assert failed.machine.outcome[:3] == (Result.FAILED_LATER, 1, 1)
     lost = Driver(workers=1, owns_coordinator=False)
     lost.open_all()
     lost.tell(Orphaned())

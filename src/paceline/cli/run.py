@@ -163,7 +163,7 @@ def _run(
         with running.Lifetime(place, display) as life:
             outcome = life.host(hosting, running.local_engine(job, place.logs, stores.attach))
             explanation = life.explanation(outcome)
-        shortfall = running.find_shortfall(place)
+            shortfall = life.shortfall()
         stopped = running.why_stopped(outcome, place)
         running.report(outcome, explanation, place, resume_words, shortfall, stopped)
         return running.code_of(outcome, shortfall)

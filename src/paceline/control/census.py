@@ -9,6 +9,8 @@ from paceline.control.coordinator_events import Standing
 from paceline.control.messages import NOTHING, Phase, Plan
 from paceline.control.roster import Fate, Record
 
+_DIFFERENCE = "paceline.errors.Mismatch: "  # it names two members, of which the other may know why
+
 
 class Census:
     """`records` has every member that ever came, by id."""
@@ -111,13 +113,14 @@ class Census:
         return max((record.report.applied for record in self.records.values()), default=NOTHING)
 
     def root_cause(self, last_exit: str, agents: Collection[str]) -> str:
-        """Why the run failed: what the first member that failed said, else how the last one died; `last_exit` is how
+        """Why the run failed: what the first member that failed said, if it can say more than that it met another which
+        did something else; else how the last one died; `last_exit` is how
         the last process ended that an agent had. Members of other agents than these are of an earlier session, which
         this one resumed."""
         members = [record for record in self.records.values() if record.introduction.agent in agents]
         failed = [record for record in members if record.fate is Fate.FAILED]
         if failed:
-            first = failed[0]
+            first = min(failed, key=lambda record: _DIFFERENCE in record.reason)
             return f"{first.describe()} raised in operation {first.report.applied + 1}:\n{first.reason}"
         gone = [record for record in members if record.reason]
         if gone:

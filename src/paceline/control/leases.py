@@ -5,8 +5,8 @@ coordinator. Who is idle gets the next one; when none are left, it gets one that
 started. The leases of a dead worker are handed out again.
 
 Nothing depends on a lease being held by one worker only: each range of the parameters counts a lease once, whoever
-brings it. So a desk that has forgotten everything but `prefix` (below which all leases are known to be done) learns
-the rest from what the workers say, and what it does not learn is done again and counts once.
+brings it. So a desk that has forgotten everything, or all but `prefix` (below which all leases are known to be done),
+learns the rest from what the workers say, and what it does not learn is done again and counts once.
 
 Both sides are pure: `Desk` is the coordinator's, `Hand` the worker's.
 """
@@ -37,7 +37,8 @@ class LeaseReport(msgspec.Struct, frozen=True):
     """All that matters of a worker's leases: those it holds, the one it is at (-1: none), those it has done and has not
     been told that they are remembered. `heard` is the number of the newest grant it knows, `wants` how many it would
     like to hold. The epoch has `num_leases` of `batch` samples, of which `begun` were done before the run was founded;
-    `length` samples in all. `is_finished`: it was told that all are done, and has gone on."""
+    `length` samples in all. `is_finished`: it was told that all are done, and has gone on. All below `prefix` are done:
+    it was told that they are remembered, and speaks no more of its own among them."""
 
     member: str
     epoch: int
@@ -51,6 +52,7 @@ class LeaseReport(msgspec.Struct, frozen=True):
     length: int = 0
     is_finished: bool = False
     begun: LeaseSet = msgspec.field(default_factory=LeaseSet)
+    prefix: int = 0
 
 
 class LeaseGrant(msgspec.Struct, frozen=True):
@@ -133,6 +135,7 @@ class Desk:
         self._reports[report.member] = report
         if report.begun.epoch == self._epoch:
             self._done.update(report.begun)
+        self._done.update(LeaseSet(self._epoch, report.prefix))  # more than is known here if the journal was lost
         granted = self._granted.setdefault(report.member, {})
         news = [one for one in report.done if not self._done.has(self._epoch, one.lease)]
         for one in news:
@@ -301,6 +304,7 @@ class Hand:
         self._batch = 1
         self._length = 0
         self.settled = 0
+        self._prefix = 0  # below which all are remembered as done
         self.is_finished = False
         self.is_stopped = False
         self.is_leaving = False
@@ -311,6 +315,7 @@ class Hand:
         self._batch, self._length = batch, length
         self._held, self._done, self._started = [], {}, -1
         self.settled = begun.prefix if begun.epoch == epoch else 0
+        self._prefix = 0
         self.is_finished = False
 
     def report(self) -> LeaseReport:
@@ -329,6 +334,7 @@ class Hand:
             self._length,
             self.is_finished,
             self._begun,
+            self._prefix,
         )
 
     def hear(self, grant: LeaseGrant) -> None:
@@ -336,6 +342,7 @@ class Hand:
         if order <= self._order or grant.epoch != self.epoch:
             return
         self._order = order
+        self._prefix = max(self._prefix, grant.prefix)
         self._done = {lease: done for lease, done in self._done.items() if lease >= grant.prefix}
         kept = [self._started] if self._started >= 0 else []
         self._held = sorted({*kept, *(lease for lease in grant.leases if lease not in self._done)})

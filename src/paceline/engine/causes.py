@@ -32,8 +32,9 @@ def explain(
 
 
 def _of_process(process: Process) -> list[str]:
-    words = exit_words(process.exit_code() or 0)
-    return [f"{process.label} (process {process.pid} on {socket.gethostname()}) {words}:", *tail(process.last_lines())]
+    words, lines = exit_words(process.exit_code() or 0), tail(process.last_lines())
+    who = f"{process.label} (process {process.pid} on {socket.gethostname()})"
+    return [f"{who} {words}{':' if lines else ', without a word'}", *lines]
 
 
 def _of_run(reason: str, folder: Path, ended: Mapping[int, Process]) -> list[str]:

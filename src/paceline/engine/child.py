@@ -59,6 +59,7 @@ class CoordinatorChild:
         self._warden = warden
         self._popen: subprocess.Popen[bytes] | None = None
         self._exit: Fd | None = None
+        self.has_listened = False
 
     def start(self) -> None:
         with self._open_log() as log:
@@ -94,6 +95,7 @@ class CoordinatorChild:
             return None
         if access.pid != self._popen.pid:
             return None
+        self.has_listened = True
         self._config = msgspec.structs.replace(self._config, last_port=access.ticket.address[1])
         return msgspec.structs.replace(access.ticket, agent=self._agent)
 

@@ -120,6 +120,7 @@ class Result(Enum):
     ENDED = "ended"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    FAILED_LATER = "failed later"  # the run had come to its end; what a script did after it failed
     HALTED = "halted"  # the coordinator is gone for good, and workers have left what they held on this host
 
 

@@ -71,8 +71,9 @@ def launch(
         job = Job(command=(worker.__file__,), workers=workers, run=place.name)
         with running.Lifetime(place) as life:
             outcome = life.host(hosting, running.local_engine(job, place.logs, results.attach))
-            explanation = life.explanation(outcome) if outcome.result in (Result.FAILED, Result.HALTED) else []
-        shortfall = running.find_shortfall(place)
+            is_well = outcome.result in (Result.ENDED, Result.INTERRUPTED)
+            explanation = [] if is_well else life.explanation(outcome)
+            shortfall = life.shortfall()
         if outcome.result is Result.ENDED and not strict:
             running.report(outcome, explanation, place, shortfall=shortfall)
         return _conclude(outcome, explanation, results, place, workers, shortfall.lines if strict else [])
@@ -143,4 +144,6 @@ def _conclude(
         if slot == outcome.slot or (outcome.slot < 0 and text in outcome.reason):
             error.add_note(f"raised by w{slot} of the run {place.name}; logs: {place.logs}\n{text}")
             raise error
-    raise LaunchFailed("\n".join([f"the run {place.name} failed", *explanation, f"logs: {place.logs}"]))
+    is_later = outcome.result is Result.FAILED_LATER
+    what = running.later(place.name) if is_later else f"the run {place.name} failed"
+    raise LaunchFailed("\n".join([what, *explanation, f"logs: {place.logs}"]))

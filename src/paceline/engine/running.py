@@ -189,6 +189,9 @@ class Lifetime:
     def last_processes(self) -> dict[int, Process]:
         return dict(self._agent.ended) if self._agent is not None else {}
 
+    def shortfall(self) -> Shortfall:
+        return find_shortfall(self.place, had_record=self._coordinator is not None and self._coordinator.has_listened)
+
     def explanation(self, outcome: Outcome) -> list[str]:
         """Why it failed, for the person at the terminal."""
         lines = self._coordinator.last_lines() if self._coordinator is not None else []
@@ -202,20 +205,22 @@ def local_engine(job: Job, logs: Path, attach: Attach | None = None) -> MakeEngi
     return make
 
 
-def find_shortfall(place: Place) -> Shortfall:
-    if not (place.folder / DATABASE).exists():
-        return Shortfall()  # a script without a session has nothing to lose
+def find_shortfall(place: Place, *, had_record: bool) -> Shortfall:
+    """`had_record`: whether a coordinator has worked, and so had its database."""
+    path = place.folder / DATABASE
+    if not path.exists():
+        was_deleted = f"{path} was deleted while the run went on; whether anything was lost cannot be said"
+        return Shortfall(unrecorded=was_deleted if had_record else "")
     try:
         with RunReader(place.folder) as reader:
             return shortfalls.find_shortfall(reader)
     except JournalError as error:
-        logger.warning("whether anything was lost cannot be said: %s", error)
-        return Shortfall()
+        return Shortfall(unrecorded=f"whether anything was lost cannot be said: {error}")
 
 
 def why_stopped(outcome: Outcome, place: Place) -> str:
     """Why the run ended before its end, though nothing failed: somebody asked for it; else empty."""
-    if outcome.result is not Result.ENDED or outcome.reason in ("", FINISHED):
+    if outcome.result not in (Result.ENDED, Result.FAILED_LATER) or outcome.reason in ("", FINISHED):
         return ""
     with contextlib.suppress(JournalError), RunReader(place.folder) as reader:
         return outcome.reason if reader.status().status == "interrupted" else ""
@@ -240,13 +245,15 @@ def report(
     if outcome.result is Result.ENDED and not any(shortfall) and not outcome.missing and not stopped:
         return
     if outcome.result is Result.ENDED and stopped:
-        further = _how_to_resume(place, resume) or ["nothing was saved: the run has no checkpoint in its folder"]
-        lines = [f"paceline: the run {place.name} was stopped: {stopped}", *further]
+        lines = [f"paceline: the run {place.name} was stopped: {stopped}", *_how_to_resume(place, resume)]
     elif outcome.result is Result.ENDED:
         how = without(outcome.missing) if outcome.missing else "has ended"
         lines = [f"paceline: the run {place.name} {how}"]
     elif outcome.result is Result.HALTED:
         lines = [f"paceline: the run {place.name} has halted: {outcome.reason}", *_how_to_go_on(place, resume)]
+    elif outcome.result is Result.FAILED_LATER:
+        further = _how_to_resume(place, resume) if stopped else []
+        lines = [f"paceline: {later(place.name, stopped)}", *explanation, *further]
     elif outcome.result is Result.FAILED:
         lines = [f"paceline: the run {place.name} failed", *explanation]
     else:
@@ -261,11 +268,23 @@ def without(missing: Sequence[str]) -> str:
     return f"ended without {workers} that it was asked to have: {'; '.join(missing)}"
 
 
+def later(name: str, stopped: str = "") -> str:
+    """The run has a good end, which what came after it does not change."""
+    ended = f"was stopped: {stopped}" if stopped else "has ended, and its training is complete"
+    return f"the run {name} {ended}; after that the script failed:"
+
+
 def _how_to_resume(place: Place, resume: Sequence[str] | None) -> list[str]:
-    """After what was a person's wish; nothing where there is no checkpoint."""
-    if not resume or not (found := names.find(place.folder / names.FOLDER)):
-        return []
-    return [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
+    """After what was a person's wish: how to go on, or why that cannot be."""
+    if resume and (found := names.find(place.folder / names.FOLDER)):
+        return [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
+    with contextlib.suppress(JournalError), RunReader(place.folder) as reader:
+        if not reader.members():
+            return ["nothing was saved: no worker had joined the run yet"]
+        if not reader.status().num_steps:
+            return ["nothing was saved: no step was done yet"]
+        return ["there is no checkpoint in the run's folder"]
+    return []  # a guest, whose run goes on elsewhere; or there is no record
 
 
 def _how_to_go_on(place: Place, resume: Sequence[str] | None) -> list[str]:

@@ -402,40 +402,56 @@ class Supervisor:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        culprit = self._culprit or self._failed_afterwards()
         if self._asked:
             self.outcome = Outcome(Result.INTERRUPTED, 128 + self._asked[0], reason=self._reason)
         elif self._verdict == "failed" and self.stage is Stage.OVER:
             self.outcome = Outcome(Result.FAILED, 1, reason=self._reason)
         elif self.stage is Stage.HALTED:
             self.outcome = Outcome(Result.HALTED, HALTED, reason=self._reason)
-        elif self.stage is Stage.FAILING or culprit is not None:
-            number = culprit.number if culprit is not None else -1
-            self.outcome = Outcome(Result.FAILED, self._failure_code(), number, self._reason)
+        elif self.stage is Stage.FAILING:
+            number = self._culprit.number if self._culprit is not None else -1
+            code = self._own_code(self._culprit) if not self._sessions else 1
+            self.outcome = Outcome(Result.FAILED, code, number, self._reason)
+        elif (later := self._failed_later()) is not None:
+            self.outcome = Outcome(Result.FAILED_LATER, self._own_code(later), later.number, self._reason)
+        elif (failed := self._failed_as_guests()) is not None:
+            self.outcome = Outcome(Result.FAILED, 1, failed.number, self._reason)
         else:
-            missing = tuple(f"{slot.label} {slot.lost}" for slot in self._workers.slots if slot.lost)
+            missing = tuple(f"{slot.label} {how}" for slot in self._workers.slots if (how := self._how_lost(slot)))
             code = INCOMPLETE if missing and self.rules.strict else 0
             self.outcome = Outcome(Result.ENDED, code, reason=self._reason, missing=missing)
             is_stopped = self._reason not in ("", FINISHED)  # then the script may not have come to it
             if self._servers.slots and not self._sessions and self.rules.owns_coordinator and not is_stopped:
                 self._do(Say("the servers were not used: the script has no session"))
 
-    def _failed_afterwards(self) -> Slot | None:
+    def _failed_later(self) -> Slot | None:
         """A worker that was let go in peace and failed after that, perhaps before the agent knew that all was over; a
-        guest knows of nobody's release, but of the end. Servers are looked at where there is nothing else."""
-        slots = self._workers.slots or self._servers.slots
-        failed = [slot for slot in slots if slot.code and not slot.was_ended]
+        guest knows of nobody's release, but of the end."""
         if self.rules.owns_coordinator:
-            failed = [slot for slot in failed if slot.pid in self._released]
-        elif len(failed) < len(slots):
-            failed = [slot for slot in failed if slot.outlived_run]
-        return failed[0] if failed else None
+            return next((slot for slot in self._failed() if slot.pid in self._released), None)
+        return next((slot for slot in self._failed() if slot.outlived_run), None)
 
-    def _failure_code(self) -> int:
-        """The script's own code where no session can speak for it."""
-        code = self._culprit.code if self._culprit is not None and not self._sessions else None
-        if code is None:
-            return 1
+    def _failed_as_guests(self) -> Slot | None:
+        """The first of a guest's processes where all of them failed: nothing here took part to the end."""
+        failed = [] if self.rules.owns_coordinator else self._failed()
+        return failed[0] if failed and len(failed) == len(self._own_slots()) else None
+
+    def _failed(self) -> list[Slot]:
+        return [slot for slot in self._own_slots() if slot.code and not slot.was_ended]
+
+    def _own_slots(self) -> list[Slot]:
+        """Those that speak for this agent: servers only where there is nothing else."""
+        return self._workers.slots or self._servers.slots
+
+    def _how_lost(self, slot: Slot) -> str:
+        """Why the run ended without this worker, if it did; one that failed may have had no time to come back."""
+        has_failed = slot in self._failed() and (slot.code or 0) > 0 and slot.code != START_AGAIN
+        return slot.lost or (exit_words(slot.code or 0) if has_failed else "")
+
+    @staticmethod
+    def _own_code(slot: Slot | None) -> int:
+        """The script's own, as a shell would say it."""
+        code = (slot.code if slot is not None else None) or 1
         return code if code > 0 else 128 - code
 
     def _do(self, action: Action) -> None:

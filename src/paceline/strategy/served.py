@@ -178,12 +178,9 @@ class Served:
     def _tell_loss(self, numbers: set[int], kept: int) -> None:
         """Of steps it is known here which are lost; of leases the servers say so when they count as done."""
         why = self._state.describe_loss(numbers, self._standing.step)
-        if not self._state.loses_by(numbers):
-            self._tell("lost ranges", why)
-        elif self.num_leases:
-            self._tell(losses.KIND, losses.named((), why))
-        else:
-            self._tell(losses.KIND, losses.named(range(kept + 1, self._standing.step + 1), why))
+        updates = range(kept + 1, self._standing.step + 1)
+        if why and (updates or self.num_leases):
+            self._tell(losses.KIND, losses.named(() if self.num_leases else updates, why))
 
     def _tell_forgone(self, forgone: Mapping[int, Spans]) -> None:
         """Updates that count, and that ranges which were restored never got. Servers say so again and again; the main

@@ -132,27 +132,27 @@ class ServedState:
             return torch.zeros(len(ids), dtype=torch.bool)
         return torch.isin(partitions.of(ids), torch.tensor(ranges, dtype=torch.int64))
 
-    def loses_by(self, numbers: set[int]) -> bool:
-        """Whether anything is lost with these ranges that no worker has: rows, or what optimizers keep."""
-        sections = {self._layout.spans[number].section for number in numbers if number < len(self._layout.spans)}
-        groups = [(self._layout.sections[one].optimizer, self._layout.sections[one].group) for one in sections]
-        has_rows = any(number >= len(self._layout.spans) for number in numbers)
-        return has_rows or any(
-            type(self._optimizers[one]) is not torch.optim.SGD or self._optimizers[one].param_groups[group]["momentum"]
-            for one, group in groups
-        )
-
     def describe_loss(self, numbers: set[int], step: int) -> str:
-        dense = [number for number in numbers if number < len(self._layout.spans)]
-        size = sum(self._layout.spans[number].stop - self._layout.spans[number].start for number in dense)
+        """What is lost with these ranges that no worker has: rows, and what optimizers keep; empty if it is nothing."""
+        spans = self._layout.spans
+        kept = [spans[number] for number in numbers if number < len(spans) and self._is_kept_for(spans[number])]
+        num_rows = sum(number >= len(spans) for number in numbers)
         parts = []
-        if dense:
+        if kept:
+            size = sum(span.stop - span.start for span in kept)
             parts.append(f"what optimizers kept for {size:,} parameters (their values are as of step {step})")
-        if len(numbers) > len(dense) and self._layout.partitions is not None:
-            count = len(numbers) - len(dense)
-            parts.append(f"{count} of {self._layout.partitions.count} parts of the tables' rows")
+        if num_rows and self._layout.partitions is not None:
+            parts.append(f"{num_rows} of {self._layout.partitions.count} parts of the tables' rows")
+        if not parts:
+            return ""
         source = "the last checkpoint that this worker has read" if self.tables else "their beginning"
         return f"a server was lost, and no other had its ranges: {' and '.join(parts)} go back to {source}"
+
+    def _is_kept_for(self, span: Span) -> bool:
+        """Whether the optimizer of these parameters keeps anything from one step to the next."""
+        section = self._layout.sections[span.section]
+        optimizer = self._optimizers[section.optimizer]
+        return type(optimizer) is not torch.optim.SGD or bool(optimizer.param_groups[section.group]["momentum"])
 
     # -- from the servers --------------------------------------------------------------------------------------------
 

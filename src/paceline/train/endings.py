@@ -15,6 +15,9 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.engine.base import HALTED
+from paceline.errors import Mismatch
+from paceline.strategy import Disagreement
+from paceline.train.errors import EndedAlone
 
 TOGETHER_S = 0.3  # signals that come in this time are one: `timeout` sends each twice
 
@@ -55,12 +58,16 @@ class Endings:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child, as a loader worker is, has this handler too
-        if self._exited is not None and self._exited[1] == self._session.operation:
-            self.failed(SystemExit(self._exited[0]))  # others must not wait for its end
+        operation = self._session.operation
+        exited = self._exited if self._exited is not None and self._exited[1] == operation else None
+        if exited is not None and exited[0]:
+            self.failed(SystemExit(exited[0]))  # others must not wait for its end
             return
         try:
             self._session.close()
         except BaseException as error:
+            if exited is not None and isinstance(error, Mismatch | Disagreement):
+                error = _ended_alone(operation)
             traceback.print_exception(error)
             self.failed(error)
             _exit_now(1)
@@ -91,7 +98,7 @@ class Endings:
 
     def _note_exit(self, code: Any) -> None:
         """The script may catch it and go on; then another operation follows."""
-        self._exited = (code, self._session.operation) if code else None
+        self._exited = (code, self._session.operation)
 
     def failed(self, error: BaseException) -> None:
         """Tell the others why this worker goes."""
@@ -102,6 +109,9 @@ class Endings:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._asked_by and now < self._asked_at + TOGETHER_S:
+            return
+        if self._session.give_up_saving():
+            self._asked_by, self._asked_at = self._asked_by or number, now
             return
         if self._is_alone and number == signal.SIGINT:
             if self._asked_by:
@@ -126,6 +136,13 @@ class Endings:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             self._handlers = {}
+
+
+def _ended_alone(operation: int) -> EndedAlone:
+    return EndedAlone(
+        f"the script ended on this worker after operation {operation}, by SystemExit with code 0, and the others went "
+        "on; end it on all workers at the same point (`session.should_stop`), or let one leave with `paceline drain`"
+    )
 
 
 def exit_under_way() -> SystemExit | None:

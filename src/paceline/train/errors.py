@@ -5,6 +5,7 @@ PacelineError
     ├── NonFiniteGradient   a gradient is not finite, and the session was told to stop then
     ├── Refused             this worker does not fit the run: another model, other data, another version
     ├── Evicted             the run goes on without this worker
+    ├── EndedAlone          the script ended here, and the other workers went on
     ├── Orphaned            the coordinator is gone, and nobody can say how to go on
     └── RunFailed           the run failed elsewhere; the message is the root cause
 """
@@ -28,6 +29,10 @@ class Refused(TrainingError):
 
 class Evicted(TrainingError):
     """The run goes on without this worker, which was silent for too long or could not be reached."""
+
+
+class EndedAlone(TrainingError):
+    """The script ended on this worker, in order, where it did not end on the others."""
 
 
 class Orphaned(TrainingError):

@@ -20,5 +20,4 @@ REMARKS: dict[str, Callable[[str], tuple[str, str]]] = {
     "resumed": lambda text: ("resumed", text),
     losses.NOT_SAVED: lambda text: (losses.NOT_SAVED, text),
     "lost updates": lambda text: ("lost updates", text),
-    "lost ranges": lambda text: ("warning", text),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from paceline.train.errors import Evicted
 from paceline.train.halting import write_held
 from paceline.train.sampling import SAMPLING
 from paceline.train.sources import Source, choose
+
+logger = logging.getLogger("paceline.train")
 
 WRITING_S = 300.0
 TAKING_S = 600.0  # for an older one to be out of the way
@@ -74,6 +77,9 @@ class Saver:
         self.last_operation = NOTHING
         self._owed = NOTHING  # the operation of the end, whose state must be in a checkpoint
         self._last_done = 0
+        self._is_awaited = False  # the end waits for its checkpoint
+        self._is_given_up = False  # and need not any more
+        self._has_said = False
 
     @property
     def is_on(self) -> bool:
@@ -203,9 +209,30 @@ class Saver:
 
     def _wait(self, wait: Callable[[float], bool]) -> None:
         """As long as it takes, but not for a run's host that is gone."""
-        ends_at = time.monotonic() + (WRITING_S if self._source.is_near else SENDING_S)
-        while not wait(_SLICE_S) and time.monotonic() < ends_at and not self._is_in_vain():
-            pass
+        limit_s = WRITING_S if self._source.is_near else SENDING_S
+        ends_at = time.monotonic() + limit_s
+        self._is_awaited = True
+        while not wait(_SLICE_S) and time.monotonic() < ends_at and not self._is_in_vain() and not self._is_given_up:
+            self._say_once(limit_s)
+        self._is_awaited = False
+
+    def _say_once(self, limit_s: float) -> None:
+        """To the person who waits: the run's log may be on the disk that is full."""
+        last = self._last
+        if last is None or not last.waits_for_room or self._has_said:
+            return
+        self._has_said = True
+        logger.warning(
+            "the last checkpoint waits for room, %g minutes at most: %s. Ctrl-C again ends the run without it",
+            limit_s / 60,
+            last.error,
+        )
+
+    def give_up(self) -> bool:
+        """The end need not wait any more for its checkpoint; False if it does not wait. For a signal's handler: it
+        takes no lock."""
+        self._is_given_up = self._is_given_up or self._is_awaited
+        return self._is_given_up
 
     def unsaved(self) -> str:
         """Why the state of the end is in no checkpoint, in words; empty if it is in one. Asked after `close`, which may
@@ -222,7 +249,7 @@ class Saver:
         return self._depot is not None and self.is_orphaned()
 
     def close(self) -> None:
-        if self._keeper is not None and self._is_in_vain():
+        if self._keeper is not None and (self._is_in_vain() or self._is_given_up):
             self._keeper.close(wait_s=_SLICE_S)
         elif self._keeper is not None:
             self._keeper.close()

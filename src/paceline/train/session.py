@@ -638,6 +638,10 @@ class Session:
             self._joined.client.post(Leave())
             self.halting.hurry()
 
+    def give_up_saving(self) -> bool:
+        """End without the last checkpoint, if that is all that the end waits for; whether it is."""
+        return self._saver.give_up()
+
     def _finish(self, flush_s: float) -> None:
         self._closed = True
         self.halting.close()

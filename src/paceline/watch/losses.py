@@ -56,15 +56,16 @@ def find_unsaved(reader: RunReader) -> str:
 
 
 class Shortfall(NamedTuple):
-    """What a run lacks, in words; empty for nothing: updates that are `lost` for good, and its last state if that is
-    `unsaved`."""
+    """What a run lacks, in words; empty for nothing: updates that are `lost` for good, its last state if that is
+    `unsaved`, and the record of all that, if it is `unrecorded`."""
 
     lost: str = ""
     unsaved: str = ""
+    unrecorded: str = ""
 
     @property
     def lines(self) -> list[str]:
-        found = {"lost": self.lost, "not saved": self.unsaved}
+        found = {"lost": self.lost, "not saved": self.unsaved, "no record": self.unrecorded}
         return [f"{what}: {text}" for what, text in found.items() if text]
 
 

@@ -59,7 +59,7 @@ def console_here() -> Console:
 def as_json(reader: RunReader) -> dict[str, Any]:
     """Plain values; what is not known is None, times are seconds since 1970."""
     look = look_at(reader, time.time())
-    lost, unsaved = find_shortfall(reader)
+    lost, unsaved, _ = find_shortfall(reader)
     return {
         "run": {**_run(look), "lost": lost or None, "not_saved": unsaved or None},
         "members": [_member(member, look.names) for member in look.members],
