@@ -52,7 +52,7 @@ def join(
         rules = _rules(script, workers, servers, restarts, strict=strict)
         command = command_of(script, is_module=module) if script else ()
         words = ["-m", *script] if module else script
-        exit_code = _join(_read_code(code), command, rules, folder, capacity, words)
+        exit_code = _join(read_code(code), command, rules, folder, capacity, words)
     except (PacelineError, ValueError, OSError) as error:
         leave(error, BAD_INPUT)
     raise typer.Exit(exit_code)
@@ -79,7 +79,7 @@ def _rules(script: list[str], workers: int, servers: int, restarts: int, *, stri
     return rules
 
 
-def _read_code(code: str) -> str:
+def read_code(code: str) -> str:
     """CODE in an argument can be seen by other users of the machine; in a file or a pipe it cannot."""
     if code == "-":
         return sys.stdin.readline()

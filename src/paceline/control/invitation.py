@@ -11,14 +11,11 @@ that leads to somebody else, is `HandshakeRefused`. Every message says what to d
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import hmac
 import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -27,6 +24,7 @@ import msgspec
 from paceline.control.ticket import Ticket
 from paceline.errors import AddressError, HandshakeRefused
 from paceline.wire import calls
+from paceline.wire.codes import from_code, to_code
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.decoding import decode
@@ -70,23 +68,11 @@ class Code(msgspec.Struct, frozen=True, array_like=True):
     expires: int
 
     def encode(self) -> str:
-        body = msgspec.msgpack.encode(self)
-        checked = body + zlib.crc32(body).to_bytes(4, "big")
-        return PREFIX + base64.urlsafe_b64encode(checked).decode().rstrip("=")
+        return to_code(PREFIX, self)
 
     @classmethod
     def decode(cls, text: str) -> Code:
-        text = text.strip()
-        if not text.startswith(PREFIX):
-            raise ValueError(f"this is not an invitation: it does not start with {PREFIX}; copy the whole line")
-        encoded = text.removeprefix(PREFIX)
-        try:
-            checked = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
-            if zlib.crc32(checked[:-4]).to_bytes(4, "big") != checked[-4:]:
-                raise ValueError("its sum is wrong")
-            return decode(checked[:-4], cls)
-        except (binascii.Error, ValueError, msgspec.DecodeError) as error:
-            raise ValueError(f"this invitation was cut or changed ({error}); copy the whole line again") from error
+        return from_code(PREFIX, text, cls, "an invitation")
 
 
 class _Visit(msgspec.Struct, frozen=True, array_like=True):
