@@ -212,9 +212,11 @@ class Faults:
             world.cut(world.random.uniform(0.2, 4.0), (one, other))
 
     def _part_hosts(self) -> None:
-        """The same for good: the run goes on with those who reach each other."""
+        """The same for good: the run goes on with those who reach each other. A worker needs all servers, and these
+        need each other, so hosts that have one are not parted: no choice of workers would help."""
         world = self._world
-        others = [f"host {host}" for host in world.hosts if host != "a"]
+        serving = {server.host for server in world.servers.values() if server.alive}
+        others = [f"host {host}" for host in world.hosts if host != "a" and host not in serving]
         if len(others) >= 2:
             world.part(*world.random.sample(others, 2))
 

@@ -136,7 +136,8 @@ _OF_BOTH = {
             "kill_when_something_moves": 2,
             "break_connection": 1,
         }
-    )
+    ),
+    "partitions": Theme({**_OF_WORKERS["partitions"].faults, "kill_server": 1, "join_server": 1, "leave_server": 1}),
 }
 
 

@@ -167,6 +167,10 @@ class World:
         self._parted.add(frozenset((one, other)))
         self._cuts[frozenset((one, other))] += 1
 
+    def is_parted(self, host: str) -> bool:
+        """From another one, for good."""
+        return any(f"host {host}" in pair for pair in self._parted)
+
     def mend_all(self) -> None:
         self._cuts = Counter(self._parted)
 
