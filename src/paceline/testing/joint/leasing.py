@@ -27,6 +27,7 @@ class Leasing:
         self.is_open = False
         self.is_stopped = False
         self.is_busy = False  # a lease is computed or pushed
+        self.asks_since = -1.0  # when the errand to the servers began that it waits for; negative in none
         self._at = (-1, -1)  # the epoch and lease that it does, or pulls for
         self._slowness = world.random.choice([1.0, 1.0, 4.0])
 
@@ -86,6 +87,7 @@ class Leasing:
         world, hand = self._world, self.hand
         prefix = max(0, lease - world.bound) if world.bound >= 0 else 0
         errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, hand.epoch, prefix, hand.settled))
+        self.asks_since = world.now
 
         def gives_way() -> bool:
             errand.settle(hand.settled)
@@ -93,6 +95,7 @@ class Leasing:
                 return True
             if hand.gives_way():
                 self._at = (-1, -1)
+                self.asks_since = -1.0
                 world.after(0.0, self._worker.receive, self._look)
                 return True
             return False
@@ -102,12 +105,14 @@ class Leasing:
     def _compute(self, lease: int, seen: Logs) -> None:
         epoch = self.hand.epoch
         self.is_busy = True
+        self.asks_since = -1.0
         self._world.checks.seen_before_lease(epoch, lease, seen)
         seconds = self._slowness * COMPUTE_S * self._world.random.random()
         self._worker.later(seconds, self._push, epoch, lease)
 
     def _push(self, epoch: int, lease: int) -> None:
         errand = self._world.mutation.errand(range(self._world.num_ranges), push=Apply(epoch, lease))
+        self.asks_since = self._world.now
         Trip(self._world, self._worker, errand, None, lambda _: self._pushed(lease), self._is_broken_off)
 
     def _is_broken_off(self) -> bool:
@@ -122,6 +127,7 @@ class Leasing:
     def _pushed(self, lease: int) -> None:
         self._at = (-1, -1)
         self.is_busy = False
+        self.asks_since = -1.0
         self.hand.finish(lease)
         self.speak()
         self._look()
@@ -130,13 +136,21 @@ class Leasing:
         """Have the newest parameters, after all leases of the epoch."""
         world, worker = self._world, self._worker
         epoch, count = worker.state.epoch, world.num_leases
+        self.asks_since = world.now
 
         def seen(logs: Logs) -> None:
+            self.asks_since = -1.0
             world.checks.seen_after_epoch(epoch, logs)
             then(work)
 
+        def is_over() -> bool:
+            if not worker.is_current(work):
+                self.asks_since = -1.0
+                return True
+            return False
+
         errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, epoch, count, count))
-        Trip(world, worker, errand, None, seen, lambda: not worker.is_current(work))
+        Trip(world, worker, errand, None, seen, is_over)
 
     # -- checkpoints, and what was lost ------------------------------------------------------------------------------
 

@@ -48,7 +48,8 @@ class Trip:
         worker.receive(self._ask)
 
     def _has_ended(self) -> bool:
-        self._ended = self._ended or not self._worker.alive or self._is_over()
+        is_gone = not self._worker.alive or self._worker.is_orphaned
+        self._ended = self._ended or is_gone or self._is_over()
         return self._ended
 
     def _ask_again(self) -> None:
