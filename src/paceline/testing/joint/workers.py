@@ -418,7 +418,7 @@ class Worker(Process):
         if self.leasing is None:
             return Load(origin, is_lost, step=self.state.steps), (("since", origin, self.state.steps),)
         if is_lost:
-            return self.leasing.load_of_lost(origin)
+            return self.leasing.load_of_lost(number, origin)
         log, done = self.state.leases[number] if self.state.leases else ((), LeaseSet())
         beyond = tuple(sorted(done.beyond))
         load = Load(origin, epoch=done.epoch, prefix=done.prefix, beyond=beyond)
