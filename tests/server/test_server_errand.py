@@ -7,6 +7,7 @@ from keeper_cases import replicas
 from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
 from paceline.server.messages import Answer, Apply, Commit, Need, Record, Refusal, Stage
+from paceline.wire.card import Card
 
 
 def placed(*primaries: str, version: int = 1) -> Placement:
@@ -163,6 +164,21 @@ def test_an_orphan_asks_whoever_is_left_and_sees_what_nobody_has() -> None:
     waiting.requests(placement)
     waiting.lost("a")
     assert waiting.forlorn(placement) == set(), "who has a coordinator waits for the next primary"
+
+
+def test_an_orphan_finds_a_range_that_moved_in_a_placement_it_never_heard_of() -> None:
+    cards = tuple(Card(name, "server", "", ("", 0), "", b"", False, ()) for name in "abc")
+    placement = Placement(1, 1, 1, cards, (replicas("a", "b"),))
+    errand = Errand(range(1), pull=Need(), exports=True, orphaned=True)
+    errand.requests(placement)
+    errand.lost("a")
+    assert list(errand.requests(placement)) == ["b"]
+    errand.answered("b", Answer(2, pulled={0: Refusal.MOVED}))
+    assert list(errand.requests(placement)) == ["a"], "who should have it first"
+    errand.lost("a")
+    assert list(errand.requests(placement)) == ["c"]
+    errand.answered("c", Answer(2, pulled={0: Refusal.MOVED}))
+    assert errand.forlorn(placement) == {0}, "nobody is asked for ever"
 
 
 def test_a_pull_that_waits_says_what_has_been_done_meanwhile() -> None:

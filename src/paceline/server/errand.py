@@ -3,7 +3,8 @@
 An errand is done when every range has taken its push and given what was pulled. Servers may die, and ranges move, in
 the middle of it: whatever is not done is asked of whoever is primary then. To ask twice is harmless. Without a
 coordinator nobody becomes primary: who is `orphaned` asks the next one that has the range, when one cannot be reached,
-and each of them once more, because a connection may break though its server lives.
+and each of them once more, because a connection may break though its server lives. A range may have moved in the last
+placement, which this worker never heard of: when nobody that should have it does, all others are asked.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Errand:
         numbers = tuple(ranges)
         self._content = Request(0, (), commit, push, pull, exports, notes, orphaned=orphaned)
         self._losses: Counter[str] = Counter()  # how often the connection to a server broke, or could not be made
+        self._without: set[tuple[str, int]] = set()  # servers, each with a range that it has said it does not have
         self.records: dict[int, Record] = {}  # of ranges that were exported, or noted
         self.forgone: dict[int, Spans] = {}  # those that have lost updates for good, and which
         self._to_push = set(numbers) if commit is not None or push is not None else set()
@@ -97,11 +99,16 @@ class Errand:
 
     def _speaker(self, number: int, placement: Placement) -> str | None:
         replicas = placement.ranges[number]
-        servers = [replica.server for replica in (replicas.primary, *replicas.backups)]
-        losses = min(self._losses[server] for server in servers)
-        if losses >= ORPHAN_TRIES:
-            return None
-        return next(server for server in servers if self._losses[server] == losses)
+        holders = [replica.server for replica in (replicas.primary, *replicas.backups)]
+        others = [server for server in placement.card_of if server not in holders]
+        for servers in (holders, others):
+            left = [server for server in servers if self._may_have(server, number)]
+            if left:
+                return min(left, key=lambda server: self._losses[server])
+        return None
+
+    def _may_have(self, server: str, number: int) -> bool:
+        return self._losses[server] < ORPHAN_TRIES and (server, number) not in self._without
 
     @property
     def is_orphaned(self) -> bool:
@@ -128,6 +135,8 @@ class Errand:
                 if number in answer.records:
                     self.records[number] = answer.records[number]
             refusal = answer.pushed.get(number) or answer.pulled.get(number)
+            if refusal is Refusal.MOVED and request.orphaned:
+                self._without.add((server, number))
             if refusal is None:
                 self.refusals.pop(number, None)
             else:

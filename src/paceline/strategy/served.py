@@ -29,6 +29,7 @@ import torch
 from paceline.collective import Group
 from paceline.control import losses
 from paceline.control.lease_set import LeaseSet, lease_set
+from paceline.server.applied import AppliedLeases
 from paceline.server.client import GroupClient
 from paceline.server.dense import Settings, Value, settings_of
 from paceline.server.errand import Errand
@@ -85,8 +86,7 @@ class Served:
         self._patience: dict[int, Deadline] = {}  # by the version in which something was lost
         self._standing = Standing()
         self._forgone: tuple[int, set[int]] = (0, set())  # updates of which this worker has told, and of which founding
-        self._done = LeaseSet()  # leases that are known to be done everywhere
-        self._had: dict[int, LeaseSet] = {}  # what was applied to the values that are here, range by range
+        self._applied = AppliedLeases()
         self.num_leases = 0  # of an epoch, where leases are done
         self._commit: Commit | None = None
         self._making: Commit | None = None  # the step that counts, and that servers may not have made yet
@@ -172,7 +172,7 @@ class Served:
         """What has been applied to a range as this worker loads it: values of parameters are those that it has, rows
         those of the checkpoint."""
         if is_lost and number < len(self.layout.spans):
-            return self._had.get(number, self._done)
+            return self._applied.to(number)
         return self._state.leases.get(number, LeaseSet())
 
     def _tell_loss(self, numbers: set[int], kept: int) -> None:
@@ -308,7 +308,7 @@ class Served:
     def rely_on(self, need: Need) -> None:
         """What is here suffices for this; rows are pulled by it too."""
         self._rows.need = need
-        self._done = LeaseSet(need.epoch, need.settled)
+        self._applied.rely_on(need)
 
     def push(self, push: Apply, rows: RowGradients, used: Sequence[bool], lr_factor: float = 1.0) -> None:
         """Have a lease applied, with learning rates times `lr_factor`, and the values after it here."""
@@ -340,9 +340,7 @@ class Served:
 
     def _swap(self, errand: Errand) -> None:
         self._flats.swap()
-        self._had = {
-            number: lease_set(record.epoch, record.prefix, record.beyond) for number, record in errand.records.items()
-        }
+        self._applied.took(errand.records)
 
     def _pack_values(self, request: Request) -> Parcel:
         wanted = Packing()

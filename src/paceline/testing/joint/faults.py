@@ -35,7 +35,7 @@ class Faults:
         self._kill_when_joining = False
         self._lose_when_joined = False
         self._kill_when_agreed = False
-        self._kill_when_answered = self._kill_when_shown = False
+        self._kill_when_answered = self._kill_when_shown = self._kill_when_taken = False
         self._kill_when_moving = 0
         self._is_mourning = False  # what a dead server held is not yet on enough others
         self._doomed: set[str] = set()  # servers that live, and will be dead in a moment
@@ -75,7 +75,7 @@ class Faults:
         self.are_over = True
         self._kill_when_complete = self._kill_when_joining = self._kill_when_agreed = False
         self._lose_when_joined = False
-        self._kill_when_answered = self._kill_when_shown = False
+        self._kill_when_answered = self._kill_when_shown = self._kill_when_taken = False
         self._kill_when_moving = 0
         world.is_lossy = False
         world.mend_all()
@@ -212,9 +212,11 @@ class Faults:
             world.cut(world.random.uniform(0.2, 4.0), (one, other))
 
     def _part_hosts(self) -> None:
-        """The same for good: the run goes on with those who reach each other."""
+        """The same for good: the run goes on with those who reach each other. A worker needs all servers, and these
+        need each other, so hosts that have one are not parted: no choice of workers would help."""
         world = self._world
-        others = [f"host {host}" for host in world.hosts if host != "a"]
+        serving = {server.host for server in world.servers.values() if server.alive}
+        others = [f"host {host}" for host in world.hosts if host != "a" and host not in serving]
         if len(others) >= 2:
             world.part(*world.random.sample(others, 2))
 
@@ -337,6 +339,16 @@ class Faults:
             self._is_mourning = True
             self._doomed.add(server.name)
             self._world.after(self._world.delay() / 4, self._world.kill, server, "was killed")
+
+    def _kill_server_that_took_its_part(self) -> None:
+        self._kill_when_taken = True
+
+    def taken(self, name: str) -> None:
+        """A worker hears that a server has its part of a lease, and others have not theirs yet."""
+        victim = self._world.servers[name]
+        if self._kill_when_taken and not self.are_over and victim in self._members() and self._may_die():
+            self._kill_when_taken = False
+            self._kill_it(victim)
 
     def _kill_server_and_worker(self) -> None:
         self._kill_one()

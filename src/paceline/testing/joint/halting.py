@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.control.lease_set import lease_set
 from paceline.control.lost_head import Move, Sight, has_seat_on
 from paceline.control.member_events import Broke, Stop
 from paceline.control.messages import Phase, Plan
 from paceline.server.keeper import Outcome
-from paceline.server.messages import Need
+from paceline.server.messages import Need, Record
 from paceline.testing.joint.truth import Log, State
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Halting:
         self.left: dict[str, State] = {}  # what workers left on their hosts
         self.lacked: set[str] = set()  # workers that found nobody who has some range
         self.outrun: set[str] = set()  # workers whose servers had made a step that they had not seen
-        self._gathering: set[str] = set()
+        self._broke: set[tuple[str, str]] = set()
         self._working: set[str] = set()  # members of a group that needs nobody on the host that was lost
 
     def lose_head(self, *, freezes: bool) -> None:
@@ -43,7 +44,8 @@ class Halting:
         machine = world.head.machine
         plan = machine.standing.current if machine is not None else None
         needs_head = has_seat_on(plan, HEAD) or self._has_server_on_head()
-        if plan is not None and not needs_head and all(self._is_in(plan, one) for one in plan.members):
+        may_agree = plan is not None and not needs_head and not world.is_leased  # leases have no header to agree in
+        if plan is not None and may_agree and all(self._is_in(plan, one) for one in plan.members):
             self._working = set(plan.members)
         for agent in world.agents.values():
             agent.over = True  # nobody is started any more
@@ -71,10 +73,10 @@ class Halting:
         """By a worker that lives elsewhere, with every heartbeat."""
         world, machine = self._world, worker.machine
         unheard_s = world.now - worker.line.told
-        if worker.name in self._gathering:
+        if worker.is_orphaned:
             return
-        has_given_up = machine.plan is None or machine.phase is Phase.ENDED or self._waits_for_servers(worker)
-        if unheard_s > PATIENCE_S and has_given_up:
+        has_nobody = machine.plan is None or machine.phase is Phase.ENDED or self._is_between_leases(worker)
+        if unheard_s > PATIENCE_S and (has_nobody or self._waits_for_servers(worker)):
             self._leave_behind(worker)
             return
         stood_s = world.now - worker.works_since if worker.works_since >= 0 else 0.0
@@ -84,40 +86,73 @@ class Halting:
             worker.post(Stop())
         elif move is Move.BREAK and machine.plan is not None:
             worker.post(Broke(machine.plan.generation))
-        limit_s = PATIENCE_S + SLACK_S + (PATIENCE_S if stood_s else 0.0)
+        is_waiting = stood_s > 0 or worker.asks_since >= 0
+        limit_s = PATIENCE_S + SLACK_S + (PATIENCE_S if is_waiting else 0.0)
         world.truth.check(
             world.now - self.lost_at < limit_s, f"{worker.name} still trains, {limit_s:g} s after its head was lost"
         )
 
+    def may_break(self, caller: str, server: str) -> bool:
+        """A connection between two that live breaks once while what is left is saved: each is asked twice."""
+        pair = (caller, server)
+        is_first = pair not in self._broke
+        if self.lost_at >= 0:
+            self._broke.add(pair)
+        return is_first
+
+    def _is_between_leases(self, worker: Worker) -> bool:
+        """Where only a coordinator could hand it the next one."""
+        leasing = worker.leasing
+        return leasing is not None and leasing.is_open and not leasing.is_busy and leasing.asks_since < 0
+
+    def _waits_for_servers(self, worker: Worker) -> bool:
+        return worker.asks_since >= 0 and self._world.now - worker.asks_since > PATIENCE_S
+
     def _leave_behind(self, worker: Worker) -> None:
         """It writes what it holds into its host's folder, with what servers have, and ends."""
-        if worker.stepping is not None and worker.machine.holds_state:
-            self._gathering.add(worker.name)
+        worker.is_orphaned = True
+        if self._world.is_served and worker.machine.holds_state:
             Gathering(self._world, worker, self._end_with)
         else:
             self._end(worker, holds=worker.machine.holds_state)
 
-    def _waits_for_servers(self, worker: Worker) -> bool:
-        stepping = worker.stepping
-        return (
-            stepping is not None and stepping.making is not None and self._world.now - stepping.makes_since > PATIENCE_S
-        )
-
     def _end_with(self, worker: Worker, found: Gathered | None) -> None:
         """All ranges are there, or it is known that one is not."""
-        truth, state = self._world.truth, worker.state
         if found is None:
             self.lacked.add(worker.name)
             self._end(worker, holds=False)
-            return
-        if found.step > state.steps:
+        elif worker.leasing is not None:
+            self._check_leases(worker, found)
+            self._end(worker, holds=True)
+        elif found.step > worker.state.steps:
             self.outrun.add(worker.name)  # the servers hold samples that its cursor does not count
             self._end(worker, holds=False)
-            return
+        else:
+            self._check_steps(worker, found)
+            self._end(worker, holds=True)
+
+    def _check_steps(self, worker: Worker, found: Gathered) -> None:
         for number, log in found.logs.items():
-            steps, wanted = [entry[1] for entry in log[1:]], list(range(log[0][2] + 1, state.steps + 1))
-            truth.check(steps == wanted, f"{worker.name} left steps {steps} of range {number} behind, at {state.steps}")
-        self._end(worker, holds=True)
+            steps, wanted = [entry[1] for entry in log[1:]], list(range(log[0][2] + 1, worker.state.steps + 1))
+            self._world.truth.check(
+                steps == wanted, f"{worker.name} left steps {steps} of range {number} behind, at {worker.state.steps}"
+            )
+
+    def _check_leases(self, worker: Worker, found: Gathered) -> None:
+        """What is saved of a range is what its record says, each lease once, with all that are known to be done."""
+        truth, leasing = self._world.truth, worker.leasing
+        assert leasing is not None
+        known = leasing.hand.known_done()
+        for number, log in found.logs.items():
+            record, which = found.records[number], f"range {number} that {worker.name} left behind"
+            applied = [entry[1:] for entry in log if entry[0] == "lease"]
+            truth.check(len(set(applied)) == len(applied), f"{which} has leases twice: {applied}")
+            done = lease_set(record.epoch, record.prefix, record.beyond)
+            noted = {(done.epoch, lease) for lease in (*range(done.prefix), *done.beyond)}
+            now = {lease for lease in applied if lease[0] == done.epoch}
+            truth.check(noted == now, f"{which} has {sorted(now)}, and its record says {sorted(noted)}")
+            lacks = [lease for lease in (*range(known.prefix), *known.beyond) if not done.has(known.epoch, lease)]
+            truth.check(not lacks, f"{which} lacks leases {lacks} of epoch {known.epoch}, which are done")
 
     def _end(self, worker: Worker, *, holds: bool) -> None:
         world = self._world
@@ -134,10 +169,15 @@ class Halting:
 
 
 class Gathered(NamedTuple):
-    """What servers have of each range, and the newest step that one of them has made."""
+    """What servers have of each range, with their records of it."""
 
     logs: dict[int, Log]
-    step: int
+    records: dict[int, Record]
+
+    @property
+    def step(self) -> int:
+        """The newest that one of them has made."""
+        return max(record.step for record in self.records.values())
 
 
 class Gathering:
@@ -147,10 +187,9 @@ class Gathering:
         self._world = world
         self._worker = worker
         self._then = then
-        assert worker.stepping is not None
         self._errand = world.mutation.errand(
             range(world.num_ranges),
-            commit=worker.stepping.making,
+            commit=worker.stepping.making if worker.stepping is not None else None,
             pull=Need(step=worker.state.steps),
             exports=True,
             orphaned=True,
@@ -163,8 +202,7 @@ class Gathering:
         world, worker, errand = self._world, self._worker, self._errand
         self._tries += 1
         if errand.is_done:
-            steps = [record.step for record in errand.records.values()]
-            self._then(worker, Gathered(self._logs, max(steps)))
+            self._then(worker, Gathered(self._logs, errand.records))
         elif errand.forlorn(worker.placement) or self._tries > MOST_TRIES:
             self._then(worker, None)
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.control.lease_set import LeaseSet
 from paceline.control.leases import LeaseGrant
 from paceline.control.member_events import Looping, Work
+from paceline.server.applied import AppliedLeases
 from paceline.server.messages import Apply, Load, Need
 from paceline.testing.joint.trips import Logs, Trip
 from paceline.testing.joint.truth import Log
@@ -27,6 +28,8 @@ class Leasing:
         self.is_open = False
         self.is_stopped = False
         self.is_busy = False  # a lease is computed or pushed
+        self._applied = AppliedLeases()
+        self.asks_since = -1.0  # when the errand to the servers began that it waits for; negative in none
         self._at = (-1, -1)  # the epoch and lease that it does, or pulls for
         self._slowness = world.random.choice([1.0, 1.0, 4.0])
 
@@ -40,7 +43,7 @@ class Leasing:
         worker.post(Looping())
         self.hand.open(epoch, world.num_leases, self._begun(epoch), 1, world.num_leases)
         self.is_open = True
-        self._at = (-1, -1)
+        self._at, self.asks_since = (-1, -1), -1.0
         worker.speak()
 
     def _begun(self, epoch: int) -> LeaseSet:
@@ -74,8 +77,11 @@ class Leasing:
         if hand.is_finished or hand.is_stopped:
             self.is_open = False
             self.is_stopped = not hand.is_finished
+            self._at, self.asks_since = (-1, -1), -1.0
             self._world.after(0.0, worker.receive, worker.advance)
             return
+        if self.asks_since >= 0:
+            return  # it waits for a pull, and does nothing else meanwhile
         self._save_if_due()
         lease = hand.start()
         if lease >= 0 and self._at != (hand.epoch, lease):
@@ -85,7 +91,14 @@ class Leasing:
     def _pull(self, lease: int) -> None:
         world, hand = self._world, self.hand
         prefix = max(0, lease - world.bound) if world.bound >= 0 else 0
-        errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, hand.epoch, prefix, hand.settled))
+        need = Need(0, hand.epoch, prefix, hand.settled)
+        errand = world.mutation.errand(range(world.num_ranges), pull=need, notes=True)
+        self.asks_since = world.now
+
+        def pulled(seen: Logs) -> None:
+            self._applied.took(errand.records)
+            self._applied.rely_on(need)
+            self._compute(lease, seen)
 
         def gives_way() -> bool:
             errand.settle(hand.settled)
@@ -93,22 +106,32 @@ class Leasing:
                 return True
             if hand.gives_way():
                 self._at = (-1, -1)
+                self.asks_since = -1.0
                 world.after(0.0, self._worker.receive, self._look)
                 return True
             return False
 
-        Trip(world, self._worker, errand, None, lambda seen: self._compute(lease, seen), gives_way)
+        Trip(world, self._worker, errand, None, pulled, gives_way)
 
     def _compute(self, lease: int, seen: Logs) -> None:
         epoch = self.hand.epoch
         self.is_busy = True
+        self.asks_since = -1.0
         self._world.checks.seen_before_lease(epoch, lease, seen)
         seconds = self._slowness * COMPUTE_S * self._world.random.random()
         self._worker.later(seconds, self._push, epoch, lease)
 
     def _push(self, epoch: int, lease: int) -> None:
-        errand = self._world.mutation.errand(range(self._world.num_ranges), push=Apply(epoch, lease))
-        Trip(self._world, self._worker, errand, None, lambda _: self._pushed(lease), self._is_broken_off)
+        world = self._world
+        errand = world.mutation.errand(range(world.num_ranges), push=Apply(epoch, lease), pull=Need(), notes=True)
+        self.asks_since = world.now
+
+        def pushed(seen: Logs) -> None:
+            world.checks.seen(seen)
+            self._applied.took(errand.records)
+            self._pushed(lease)
+
+        Trip(world, self._worker, errand, None, pushed, self._is_broken_off, is_lease=True)
 
     def _is_broken_off(self) -> bool:
         """Whether it is told to go while servers do not answer."""
@@ -122,6 +145,7 @@ class Leasing:
     def _pushed(self, lease: int) -> None:
         self._at = (-1, -1)
         self.is_busy = False
+        self.asks_since = -1.0
         self.hand.finish(lease)
         self.speak()
         self._look()
@@ -130,13 +154,21 @@ class Leasing:
         """Have the newest parameters, after all leases of the epoch."""
         world, worker = self._world, self._worker
         epoch, count = worker.state.epoch, world.num_leases
+        self.asks_since = world.now
 
         def seen(logs: Logs) -> None:
+            self.asks_since = -1.0
             world.checks.seen_after_epoch(epoch, logs)
             then(work)
 
+        def is_over() -> bool:
+            if not worker.is_current(work):
+                self.asks_since = -1.0
+                return True
+            return False
+
         errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, epoch, count, count))
-        Trip(world, worker, errand, None, seen, lambda: not worker.is_current(work))
+        Trip(world, worker, errand, None, seen, is_over)
 
     # -- checkpoints, and what was lost ------------------------------------------------------------------------------
 
@@ -157,5 +189,7 @@ class Leasing:
 
         Trip(world, worker, errand, None, saved, lambda: self.hand.epoch != epoch)
 
-    def load_of_lost(self, origin: int) -> tuple[Load, Log]:
-        return Load(origin, True, epoch=max(0, self.hand.epoch), prefix=self.hand.settled), (("since", origin, -1),)
+    def load_of_lost(self, number: int, origin: int) -> tuple[Load, Log]:
+        done = self._applied.to(number)
+        load = Load(origin, True, epoch=done.epoch, prefix=done.prefix, beyond=tuple(sorted(done.beyond)))
+        return load, (("since", origin, -1),)

@@ -83,7 +83,10 @@ class Agent(Process):
             self.children.append(self.world.make_worker(self.host))
 
     def start_server(self) -> None:
-        if not self.over:
+        """One more server; on a host that all others reach."""
+        if self.world.is_parted(self.host):
+            self.world.agents["a"].start_server()
+        elif not self.over:
             self.children.append(self.world.make_server(self.host))
 
     def _beat(self) -> None:

@@ -119,6 +119,8 @@ _OF_STEPS = {
     "commits": Theme({"kill_who_agreed": 8, "kill_server": 3, "kill_at_the_end_of_an_operation": 3, "evict_server": 1})
 }
 
+_OF_LEASES = {"losses": Theme({"kill_server_that_took_its_part": 8, "kill_server": 1, "kill_one": 2, "join_server": 1})}
+
 
 def everything(mode: str) -> Theme:
     if mode == "allreduce":
@@ -136,11 +138,12 @@ _OF_BOTH = {
             "kill_when_something_moves": 2,
             "break_connection": 1,
         }
-    )
+    ),
+    "partitions": Theme({**_OF_WORKERS["partitions"].faults, "kill_server": 1, "join_server": 1, "leave_server": 1}),
 }
 
 
 def themes_of(mode: str) -> dict[str, Theme]:
     if mode == "allreduce":
         return _OF_WORKERS
-    return {**_OF_SERVERS, **_OF_BOTH, **(_OF_STEPS if mode == "sync" else {})}
+    return {**_OF_SERVERS, **_OF_BOTH, **(_OF_STEPS if mode == "sync" else _OF_LEASES)}

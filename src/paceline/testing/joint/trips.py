@@ -35,6 +35,8 @@ class Trip:
         parcel: Any,
         then: Callable[[Logs], None],
         is_over: Callable[[], bool] = never,
+        *,
+        is_lease: bool = False,
     ) -> None:
         self._world = world
         self._worker = worker
@@ -42,13 +44,15 @@ class Trip:
         self._parcel = parcel
         self._then = then
         self._is_over = is_over
+        self._is_lease = is_lease
         self._pulled: Logs = {}
         self._ended = False
         self._timed = False
         worker.receive(self._ask)
 
     def _has_ended(self) -> bool:
-        self._ended = self._ended or not self._worker.alive or self._is_over()
+        is_gone = not self._worker.alive or self._worker.is_orphaned
+        self._ended = self._ended or is_gone or self._is_over()
         return self._ended
 
     def _ask_again(self) -> None:
@@ -80,6 +84,8 @@ class Trip:
             self._ended = True
             self._then(self._pulled)
             return
+        if self._is_lease and not answer.pushed:
+            self._world.faults.taken(server)
         empty = [number for number, refusal in answer.pushed.items() if refusal is Refusal.EMPTY]
         empty += [number for number, refusal in answer.pulled.items() if refusal is Refusal.EMPTY]
         if empty:

@@ -77,6 +77,7 @@ class Worker(Process):
         self._works_since = 0.0
         self._exit: Exit | None = None
         self._was_main = False
+        self.is_orphaned = False  # it has given up, and saves what servers have
         world.after(world.random.uniform(0.01, 0.5), self.receive, self._build)
 
     # -- the process -------------------------------------------------------------------------------------------------
@@ -325,6 +326,13 @@ class Worker(Process):
         """When the operation under way began; negative in none."""
         return self._works_since if self._work is not None and self.machine.plan is self._work.plan else -1.0
 
+    @property
+    def asks_since(self) -> float:
+        """When it began to wait for servers, on the way of its script; negative where it does not."""
+        if self.leasing is not None:
+            return self.leasing.asks_since
+        return self.stepping.makes_since if self.stepping is not None and self.stepping.making is not None else -1.0
+
     def _do_work(self, action: Work) -> None:
         self._work = action
         self._works_since = self.world.now
@@ -436,7 +444,7 @@ class Worker(Process):
         if self.leasing is None:
             return Load(origin, is_lost, step=self.state.steps), (("since", origin, self.state.steps),)
         if is_lost:
-            return self.leasing.load_of_lost(origin)
+            return self.leasing.load_of_lost(number, origin)
         log, done = self.state.leases[number] if self.state.leases else ((), LeaseSet())
         beyond = tuple(sorted(done.beyond))
         load = Load(origin, epoch=done.epoch, prefix=done.prefix, beyond=beyond)

@@ -49,7 +49,7 @@ class World:
         self.is_leased = self.mode in ("async", "bounded")
         self.bound = draw.randint(0, 4) if self.mode == "bounded" else -1
         self.batch = 4
-        self.epochs = draw.randint(1, 2)
+        self.epochs = draw.randint(1, 2) + (40 if calm and self.is_leased else 0)
         self.length = 200 if calm else draw.randint(6, 30)
         self.num_ranges = draw.randint(1, 6) if self.is_served else 0
         self.num_replicas = (mutation.num_replicas or draw.choice([1, 2, 2, 2, 3])) if self.is_served else 1
@@ -167,6 +167,10 @@ class World:
         self._parted.add(frozenset((one, other)))
         self._cuts[frozenset((one, other))] += 1
 
+    def is_parted(self, host: str) -> bool:
+        """From another one, for good."""
+        return any(f"host {host}" in pair for pair in self._parted)
+
     def mend_all(self) -> None:
         self._cuts = Counter(self._parted)
 
@@ -225,7 +229,8 @@ class World:
         is_there = server.alive and not self.is_cut(caller.name, name)
         self.after(self.delay(), arrive if is_there else lost)
         if self._noise:
-            if draw() < self._noise:  # a connection breaks, or bytes were on their way for long
+            # A connection breaks, or bytes were on their way for long.
+            if draw() < self._noise and self.halting.may_break(caller.name, name):
                 self.after(self.delay(), lost)
             if draw() < self._noise:
                 self.after(draw(), serve, _ignore)

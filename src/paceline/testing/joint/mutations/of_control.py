@@ -212,6 +212,13 @@ OF_CONTROL = [
         coordinator=_KeepsTheParted,
     ),
     Mutation(
+        "goes on with hosts that cannot reach each other, where leases are done",
+        theme="partitions",
+        modes=("async", "bounded"),
+        num_hosts=4,
+        coordinator=_KeepsTheParted,
+    ),
+    Mutation(
         "forgets what it told when it comes back",
         theme="coordinator",
         modes=("allreduce",),

@@ -98,6 +98,13 @@ class _TakesLostForDone(Errand):
             self.answered(server, Answer(0))
 
 
+class _SaysOnceWhatIsDone(Errand):
+    """When it sets out, and not when it asks again."""
+
+    def settle(self, settled: int) -> None:
+        pass
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +330,13 @@ OF_SERVERS = [
     ),
     Mutation("loads a range that is there", theme="server deaths", modes=_SERVED, keeper=_LoadsAgain),
     Mutation("takes a broken connection for an answer", theme="server deaths", modes=_SERVED, errand=_TakesLostForDone),
+    Mutation(
+        "says once what is done, and asks for ever for what is lost",
+        theme="losses",
+        modes=("bounded",),
+        num_replicas=1,
+        errand=_SaysOnceWhatIsDone,
+    ),
     Mutation(
         "makes a step of pushes of several generations", theme="commits", modes=("sync",), keeper=_MixesGenerations
     ),
