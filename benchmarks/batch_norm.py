@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.common import Benchmark, Found, Option, models
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.data.order import Orders
 from paceline.data.split import split
 from paceline.testing.rehearsal import Died, Rehearsal
@@ -161,7 +161,7 @@ def difference(name: str, shares: tuple[int, ...], seed: int, digits: Digits) ->
         torch.save(digits._asdict(), f"{folder}/data.pt")
         arguments = (work, name, seed, 1, folder)
         size = len(shares)
-        settings = Settings(wanted=size, fewest=size, most=size, shares=shares)
+        settings = RunSettings(wanted=size, fewest=size, most=size, shares=shares)
         with Rehearsal(*arguments, workers=size, folder=Path(folder), settings=settings) as run:
             results = run.finish(range(size), WAIT_S)
     if died := [result for result in results if isinstance(result, Died)]:

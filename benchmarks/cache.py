@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from benchmarks.common import Benchmark, Found, Option, Target, median, ratio
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.server.client import GroupClient
 from paceline.strategy.served_rows import ServedRows
 from paceline.testing.rehearsal import Died, Rehearsal
@@ -154,7 +154,7 @@ def _note(seconds: dict[str, list[list[float]]], turn: int, at: int, took: float
 
 
 def run(plan: Plan) -> list[dict[str, Any]]:
-    settings = Settings(
+    settings = RunSettings(
         wanted=NUM_WORKERS, fewest=NUM_WORKERS, most=NUM_WORKERS, servers=NUM_SERVERS, shares=(1,) * NUM_WORKERS
     )
     with (

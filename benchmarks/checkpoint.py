@@ -17,7 +17,7 @@ import torch
 from rich.table import Table
 
 from benchmarks.common import Benchmark, Found, Option, Target, median
-from paceline.checkpoint import Contents, Keeper
+from paceline.checkpoint import CheckpointWriter, Contents
 
 MB = 1_000_000
 WIDTH = 512
@@ -42,7 +42,7 @@ def take_snapshots(num_bytes: int, num_rounds: int, folder: Path) -> tuple[list[
     # Not zeros: those are one page of the kernel's, over and over, until they are written to.
     source, destination = torch.ones(num_bytes, dtype=torch.uint8), torch.ones(num_bytes, dtype=torch.uint8)
     copies, takes = [], []
-    with Keeper(folder, keep_last=1) as keeper:
+    with CheckpointWriter(folder, keep_last=1) as keeper:
         for operation in range(num_rounds + 1):
             contents = Contents(run="bench", operation=operation, epoch=0, position=0, model=model, state=state)
             if operation == 0:

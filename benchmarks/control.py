@@ -26,15 +26,25 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.common import Benchmark, Found, Option, median
-from paceline.control.config import Config, launch
-from paceline.control.coordinator_events import Settings
-from paceline.control.courier import reach
-from paceline.control.line import Bell, Line
-from paceline.control.member import Member
-from paceline.control.member_events import Begin, Event, Form, Formed, Kind, Ready, Staged, Take
-from paceline.control.messages import Directive, Introduction, Phase
-from paceline.control.progress import Recorded
-from paceline.control.ticket import Ticket, read_access
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import (
+    Begin,
+    Event,
+    FormGroup,
+    GroupFormed,
+    MemberReady,
+    OperationKind,
+    StateStaged,
+    Take,
+)
+from paceline.control.messages.members import Directive, Introduction
+from paceline.control.messages.plan import Phase
+from paceline.control.messages.progress import Recorded
+from paceline.control.shell.config import Config, launch
+from paceline.control.shell.courier import reach
+from paceline.control.shell.line import Bell, ControlConnection
+from paceline.control.shell.ticket import Ticket, read_access
 from paceline.errors import WireError
 from paceline.wire.card import Card, this_host
 from paceline.wire.deadline import Deadline
@@ -53,21 +63,21 @@ class Extra:
         identity = Identity()
         self.machine = Member(identity.member)
         self.bell = Bell()
-        self.line = Line(_dial(ticket, identity), self.bell)
+        self.line = ControlConnection(_dial(ticket, identity), self.bell)
         self.sent_at = 0.0
         self.beats_at = 0.0
         host = this_host()
         card = Card(identity.member, "worker", host, ("127.0.0.1", 1), "", identity.fingerprint, False, (0, 1))
-        self.post(Ready(Introduction(card, os.getpid(), "here", "agent", {"model": "m"})))
-        self.post(Begin(Kind.STEP))
+        self.post(MemberReady(Introduction(card, os.getpid(), "here", "agent", {"model": "m"})))
+        self.post(Begin(OperationKind.STEP))
 
     def post(self, event: Event) -> None:
         """Groups are formed, and state is there, as soon as it is asked for."""
         for action in self.machine.handle(event):
-            if isinstance(action, Form):
-                self.post(Formed(action.plan.generation))
+            if isinstance(action, FormGroup):
+                self.post(GroupFormed(action.plan.generation))
             elif isinstance(action, Take):
-                self.post(Staged(action.plan.generation, max(action.plan.base, 0)))
+                self.post(StateStaged(action.plan.generation, max(action.plan.base, 0)))
         self.beats_at = min(self.beats_at, time.monotonic())
 
     def beat(self, now: float) -> None:
@@ -156,7 +166,7 @@ def _memory_mib(pid: int) -> float:
 def measure_crowd(size: int, seconds: float, num_processes: int) -> dict[str, float]:
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(wanted=size, fewest=size, most=size, silence_s=60.0, grace_s=SEATING_S)
+        settings = RunSettings(wanted=size, fewest=size, most=size, silence_s=60.0, grace_s=SEATING_S)
         service = launch(
             Config.new(run="crowd", folder=Path(folder), settings=settings),
             stderr=subprocess.DEVNULL,

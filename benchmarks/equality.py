@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.common import Benchmark, Found, Option, Target, models, plots
-from paceline.control.reader import RunReader
+from paceline.control.journal.reader import RunReader
 from paceline.data.order import Orders
 from paceline.testing.rehearsal import Died, Rehearsal, worker_number
 from paceline.train.session import Session

@@ -26,10 +26,10 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.common import Benchmark, Found, Option, Skipped, Target, median, with_worst
-from paceline.control.coordinator_events import Settings
-from paceline.control.reader import MemberRow
+from paceline.control.journal.reader import MemberRow
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing import netlab
-from paceline.testing.fleet import Fleet, Step
+from paceline.testing.fleet import Fleet, FleetStep
 from paceline.testing.netlab import Netlab
 
 STEP_S = 0.02
@@ -48,7 +48,7 @@ def settle(fleet: Fleet, rows: list[MemberRow]) -> None:
     fleet.wait_for(enough, "steady steps")
 
 
-def steps_since(fleet: Fleet, pid: int, since: float, size: int) -> list[Step]:
+def steps_since(fleet: Fleet, pid: int, since: float, size: int) -> list[FleetStep]:
     return [step for step in fleet.steps_of(pid) if step.at > since and step.size == size]
 
 
@@ -108,7 +108,7 @@ def one_cut(fleet: Fleet, lab: Netlab) -> float:
         ends: list[float] = fleet.wait_for(firsts, "a step without the host that was cut off")
     finally:
         lab.hosts[-1].mend()
-    return max(ends) - began - Settings(wanted=1).silence_s
+    return max(ends) - began - RunSettings(wanted=1).silence_s
 
 
 def measure_hosts(num_hosts: int, kills: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.common import Benchmark, Found, Option, Target, median, with_worst
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.forking import fork_context
 from paceline.testing.rehearsal import Rehearsal, worker_number
 from paceline.train.session import Session
@@ -211,7 +211,7 @@ TITLES = {
 
 def measure(options: argparse.Namespace) -> Found:
     torch.set_num_threads(1)
-    settings = Settings(wanted=2)
+    settings = RunSettings(wanted=2)
     joins, silences = [], []
     with (
         tempfile.TemporaryDirectory(prefix="paceline-joins-") as name,

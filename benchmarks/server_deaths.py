@@ -37,7 +37,7 @@ from torch import nn
 
 import paceline
 from benchmarks.common import Benchmark, Found, Option, Target, interleave, median, ratio, with_worst
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Rehearsal, say
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
@@ -99,7 +99,7 @@ def train(consistency: str, has_table: bool = True) -> None:
 
 @contextmanager
 def running(consistency: str, servers: int, replicas: int, *, has_table: bool = True) -> Iterator[Rehearsal]:
-    settings = Settings(wanted=WORKERS, servers=servers, replicas=replicas)
+    settings = RunSettings(wanted=WORKERS, servers=servers, replicas=replicas)
     with (
         tempfile.TemporaryDirectory() as folder,
         Rehearsal(train, consistency, has_table, workers=WORKERS, folder=Path(folder), settings=settings) as run,

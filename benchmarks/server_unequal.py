@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks.common import Benchmark, Found, Option, Skipped, Target, interleave, median, spread
 from benchmarks.common.figures import tell
 from benchmarks.common.models import plain_step, small_cnn
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.data.loader import LoaderOptions
 from paceline.testing.crew import Crew
 from paceline.testing.rehearsal import Rehearsal, say
@@ -98,7 +98,7 @@ def each_alone(seconds: float, *, at_once: bool) -> float:
 
 
 def together(consistency: str, seconds: float) -> float:
-    settings = Settings(wanted=len(SPEEDS), servers=1)
+    settings = RunSettings(wanted=len(SPEEDS), servers=1)
     with (
         tempfile.TemporaryDirectory() as folder,
         Rehearsal(train, consistency, workers=len(SPEEDS), folder=Path(folder), settings=settings) as run,

@@ -26,9 +26,9 @@ from torch import nn
 from benchmarks.common import Benchmark, Found, Option, Target, median, ratio, turns
 from benchmarks.common.models import Step, plain_step, small_cnn
 from paceline.collective import Group
-from paceline.control import ticket as tickets
-from paceline.control.coordinator_events import Settings
-from paceline.control.ticket import Ticket
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.ticket import Ticket
 from paceline.data.loader import LoaderOptions
 from paceline.strategy import Notice, Synchronous
 from paceline.testing.coordinating import coordinator
@@ -195,7 +195,7 @@ def measure_case(case: str, small: bool, num_rounds: int, ways: list[str]) -> di
         # Processes of its own for each way: what one leaves in the allocator would speed up another.
         crews = {way: stack.enter_context(Crew(NUM_WORKERS)) for way in ways}
         for number, (way, crew) in enumerate(crews.items()):
-            settings = Settings(wanted=NUM_WORKERS)
+            settings = RunSettings(wanted=NUM_WORKERS)
             ticket = stack.enter_context(coordinator(Path(folder), settings)) if way == SESSION else None
             num_parameters = crew.run(prepare, case, small, way, f"{folder}/store-{number}", ticket)[0]
         for number in range(num_rounds):

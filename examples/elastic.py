@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import MemberRow, RunReader, StepRecord
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import MemberRow, RunReader, StepRecord
 from paceline.watch.audit import audit, history_of
 
 EXAMPLE = Path(__file__).with_name("digits.py")

@@ -103,6 +103,8 @@ def test_what_only_other_floors_of_the_package_use_is_not_at_its_front() -> None
 
 def test_commands_the_agent_and_the_coordinator_do_without_torch() -> None:
     """Its import takes seconds; a coordinator that died must be back before anybody misses it."""
-    modules = "paceline.cli.main, paceline.cli.run, paceline.cli.join, paceline.cli.people, paceline.control.service"
+    modules = (
+        "paceline.cli.main, paceline.cli.run, paceline.cli.join, paceline.cli.people, paceline.control.shell.service"
+    )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

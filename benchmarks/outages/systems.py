@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import paceline
 from benchmarks.common.ports import free_port
 from benchmarks.outages.worker import LENGTH, WORKERS
-from paceline.control.reader import RunReader
+from paceline.control.journal.reader import RunReader
 from paceline.watch.audit import audit
 
 WORKER = Path(__file__).with_name("worker.py")

@@ -20,7 +20,7 @@ from benchmarks.common.figures import tell
 from benchmarks.shares import trainers
 from benchmarks.shares.plan import ALONE, AT_ONCE, AUTO, CNN, DDP, EQUAL, Plan
 from benchmarks.shares.trainers import NUM_WARM, Trained
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.coordinating import coordinator
 from paceline.testing.crew import Crew
 from paceline.testing.slowness import Quota, quota_obstacle
@@ -112,7 +112,7 @@ def _together(plan: Plan, contender: str, expected: float, by_quota: bool) -> tu
             ]
             found = _run(crew, trainers.with_ddp, own)
         else:
-            settings = Settings(wanted=crew.size, shares=(1,) if contender == EQUAL else ())
+            settings = RunSettings(wanted=crew.size, shares=(1,) if contender == EQUAL else ())
             with coordinator(Path(folder), settings) as ticket:
                 found = _run(
                     crew, trainers.with_session, [(ticket, plan.work, plan.total, num_steps, [s]) for s in slowness]
@@ -129,7 +129,7 @@ def _changing(plan: Plan, expected: float, by_quota: bool) -> tuple[float, list[
     with (
         _workers(plan, by_quota) as (crew, quotas),
         tempfile.TemporaryDirectory() as folder,
-        coordinator(Path(folder), Settings(wanted=size)) as ticket,
+        coordinator(Path(folder), RunSettings(wanted=size)) as ticket,
     ):
         for rank, course in enumerate(courses):
             slowness = [1.0] if by_quota else [1.0 / speed for speed in course]

@@ -14,8 +14,8 @@ from torch import nn
 
 from benchmarks.common.models import small_cnn
 from benchmarks.shares.plan import TIMED
-from paceline.control import ticket as tickets
-from paceline.control.ticket import Ticket
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.ticket import Ticket
 from paceline.data.loader import LoaderOptions
 from paceline.testing.crew import say
 from paceline.testing.slowness import slowed

@@ -7,13 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Remember, Settings, TellLeases
-from paceline.control.lease_set import LeaseSet
-from paceline.control.leases import Desk, Done, Hand, LeaseGrant, LeaseReport
-from paceline.control.member import Member
-from paceline.control.member_events import Exit
-from paceline.control.messages import Directive, Introduction, Phase, Report, Verdict
+from paceline.control.leases.dispatcher import LeaseDispatcher
+from paceline.control.leases.holder import LeaseHolder
+from paceline.control.leases.lease_set import LeaseSet
+from paceline.control.leases.messages import LeaseDone, LeaseGrant, LeaseReport
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.coordinator_events import Remember, RunSettings, TellLeases
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import Exit
+from paceline.control.messages.members import Directive, Introduction, Report, Verdict
+from paceline.control.messages.plan import Phase
 from paceline.placement.placement import Placement
 from paceline.wire.card import Card
 
@@ -29,17 +32,19 @@ def lease_set(leases: set[int], epoch: int = 0) -> LeaseSet:
 class Epoch:
     """A desk and hands that talk to each other without delay."""
 
-    def __init__(self, num_leases: int, *names: str, desk: Desk | None = None, begun: LeaseSet | None = None) -> None:
-        self.desk = desk or Desk()
+    def __init__(
+        self, num_leases: int, *names: str, desk: LeaseDispatcher | None = None, begun: LeaseSet | None = None
+    ) -> None:
+        self.desk = desk or LeaseDispatcher()
         self.num_leases = num_leases
         self.term = 1
         self.begun = begun or LeaseSet()
-        self.hands: dict[str, Hand] = {}
+        self.hands: dict[str, LeaseHolder] = {}
         for name in names:
             self.join(name)
 
-    def join(self, name: str) -> Hand:
-        hand = self.hands[name] = Hand(name)
+    def join(self, name: str) -> LeaseHolder:
+        hand = self.hands[name] = LeaseHolder(name)
         hand.open(0, self.num_leases, self.begun)
         self.talk(name)
         return hand
@@ -121,7 +126,7 @@ def test_who_is_idle_takes_what_a_slower_one_has_not_started() -> None:
 
 
 def test_what_was_started_is_not_taken_back_also_if_it_is_not_the_lowest() -> None:
-    desk = Desk()
+    desk = LeaseDispatcher()
     desk.take(LeaseReport("a", 0, 2, wants=2))
     ((*_, first),) = [desk.grants(1)]
     desk.take(LeaseReport("a", 0, 2, heard=first.number, wants=2, held=(0, 1), started=1))
@@ -137,7 +142,7 @@ def test_who_leaves_gets_nothing_more_and_what_it_puts_back_is_done_by_others() 
 
 
 def test_who_asks_for_an_epoch_that_is_over_hears_that_it_is() -> None:
-    desk = Desk()
+    desk = LeaseDispatcher()
     desk.take(LeaseReport("a", 1, 5, wants=1))
     desk.take(LeaseReport("b", 0, 5, wants=1))
     grants = {grant.member: grant for grant in desk.grants(1, ("b",))}
@@ -148,7 +153,7 @@ def test_who_asks_for_an_epoch_that_is_over_hears_that_it_is() -> None:
 def test_a_desk_that_has_forgotten_learns_from_what_workers_say() -> None:
     before = Epoch(9, "a", "b")
     before.do("a")
-    after = Epoch(9, desk=Desk((0, 0)))
+    after = Epoch(9, desk=LeaseDispatcher((0, 0)))
     after.term, after.hands = 2, before.hands
     after.talk("a")
     after.talk("b")
@@ -167,7 +172,7 @@ def test_a_desk_whose_journal_was_lost_hands_out_nothing_that_was_remembered_as_
     epoch.talk("a")
     epoch.talk("b")
     assert not any(hand.report().done for hand in epoch.hands.values())
-    epoch.desk, epoch.term = Desk(), 2
+    epoch.desk, epoch.term = LeaseDispatcher(), 2
     epoch.talk("a")
     assert epoch.desk.done == lease_set(set(range(10)))
     again = [epoch.do(name) for _ in range(6) for name in ("a", "b")]
@@ -176,7 +181,7 @@ def test_a_desk_whose_journal_was_lost_hands_out_nothing_that_was_remembered_as_
 
 def test_a_desk_that_has_forgotten_hands_out_what_those_that_are_held_may_wait_for() -> None:
     before = Epoch(9, "dead", "b")
-    after = Epoch(9, desk=Desk())
+    after = Epoch(9, desk=LeaseDispatcher())
     after.term, after.hands = 2, {"b": before.hands["b"]}
     assert after.held("b") == (2, 3)
     after.talk("b")
@@ -192,7 +197,7 @@ def test_what_was_done_before_the_run_is_not_done_again() -> None:
 
 
 def test_what_is_remembered_and_what_was_begun_with_is_counted_once() -> None:
-    epoch = Epoch(6, "a", desk=Desk((0, 4)), begun=lease_set({0, 2}))
+    epoch = Epoch(6, "a", desk=LeaseDispatcher((0, 4)), begun=lease_set({0, 2}))
     assert not epoch.hands["a"].is_finished
     assert epoch.held("a") == (4, 5)
 
@@ -206,7 +211,7 @@ def test_what_somebody_began_with_counts_whoever_came_first() -> None:
 
 
 def test_a_run_that_is_founded_anew_counts_only_what_it_began_with() -> None:
-    before = Epoch(6, "a", "b", desk=Desk((0, 1)))
+    before = Epoch(6, "a", "b", desk=LeaseDispatcher((0, 1)))
     before.do("a")
     before.do("b")
     before.desk.forget()
@@ -218,7 +223,7 @@ def test_a_run_that_is_founded_anew_counts_only_what_it_began_with() -> None:
 
 @pytest.mark.parametrize("remembered", [(-1, 0), (0, 2)])
 def test_only_progress_is_remembered(remembered: tuple[int, int]) -> None:
-    epoch = Epoch(9, "a", desk=Desk(remembered))
+    epoch = Epoch(9, "a", desk=LeaseDispatcher(remembered))
     for _ in range(3):
         epoch.do("a")
     assert epoch.desk.to_remember() == (0, remembered[1] + 3)
@@ -229,8 +234,8 @@ def test_only_progress_is_remembered(remembered: tuple[int, int]) -> None:
 # -- the hand ----------------------------------------------------------------------------------------------------------
 
 
-def hand(*leases: int) -> Hand:
-    found = Hand("a")
+def hand(*leases: int) -> LeaseHolder:
+    found = LeaseHolder("a")
     found.open(0, 20, LeaseSet())
     found.hear(LeaseGrant(1, 1, "a", 0, leases))
     return found
@@ -253,7 +258,7 @@ def test_what_was_started_is_kept_and_what_is_done_is_not_taken_again() -> None:
     worker.finish(1)
     worker.hear(LeaseGrant(1, 3, "a", 0, (1, 2)))
     assert worker.report().held == (2,)
-    assert worker.report().done == (Done(1),)
+    assert worker.report().done == (LeaseDone(1),)
 
 
 def test_what_is_remembered_as_done_is_said_no_more() -> None:
@@ -278,7 +283,7 @@ def test_a_desk_that_has_forgotten_believes_who_was_told_that_all_is_done() -> N
     """Else it would hand leases that a dead worker had done to somebody who has gone on, and all would wait."""
     worker = hand(0, 1)
     worker.hear(LeaseGrant(1, 2, "a", 0, (), is_finished=True))
-    desk = Desk()
+    desk = LeaseDispatcher()
     desk.take(worker.report())
     desk.take(LeaseReport("b", 0, worker.report().num_leases, wants=2))
     assert {grant.member: (grant.leases, grant.is_finished) for grant in desk.grants(2)} == {
@@ -298,7 +303,7 @@ def test_who_is_let_go_in_the_middle_of_a_lease_waits_for_no_server() -> None:
 
 
 def test_a_desk_that_comes_back_after_the_end_was_asked_for_hands_out_nothing() -> None:
-    desk = Desk((0, 2))
+    desk = LeaseDispatcher((0, 2))
     desk.stop_again(whole=-1)
     desk.take(LeaseReport("A", 0, 4, wants=2))
     (grant,) = desk.grants(1, ["A"])
@@ -307,15 +312,15 @@ def test_a_desk_that_comes_back_after_the_end_was_asked_for_hands_out_nothing() 
 
 def test_who_was_told_that_an_epoch_is_finished_hears_nothing_else_from_a_desk_that_is_stopped_at_once() -> None:
     """The end is asked for when a coordinator has just come back, and has heard no worker yet."""
-    desk = Desk()
-    desk.take(LeaseReport("A", 0, 2, done=(Done(0), Done(1))))
+    desk = LeaseDispatcher()
+    desk.take(LeaseReport("A", 0, 2, done=(LeaseDone(0), LeaseDone(1))))
     assert [grant.is_finished for grant in desk.grants(1)] == [True]
-    again = Desk(desk.to_remember() or (-1, 0))
+    again = LeaseDispatcher(desk.to_remember() or (-1, 0))
     again.stop()
     again.take(LeaseReport("B", 0, 2, wants=2))
     (grant,) = again.grants(2, ["B"])
     assert (grant.is_finished, grant.is_stopped) == (True, False)
-    third = Desk(again.remembered)
+    third = LeaseDispatcher(again.remembered)
     third.stop_again(again.whole)
     third.take(LeaseReport("B", 1, 2, wants=2))
     (grant,) = third.grants(3, ["B"])
@@ -323,10 +328,10 @@ def test_who_was_told_that_an_epoch_is_finished_hears_nothing_else_from_a_desk_t
 
 
 def test_that_an_epoch_is_finished_is_remembered_before_it_is_said() -> None:
-    coordinator = Coordinator(Settings(wanted=1), 0.0)
+    coordinator = Coordinator(RunSettings(wanted=1), 0.0)
     card = Card("A", "worker", "h", ("", 0), "", b"", False, ())
     coordinator.handle(Report("A", 1, 1, Phase.READY, introduction=Introduction(card, 1, "h", "", leased=True)), 0.0)
-    actions = coordinator.handle(LeaseReport("A", 0, 2, done=(Done(0), Done(1))), 0.1)
+    actions = coordinator.handle(LeaseReport("A", 0, 2, done=(LeaseDone(0), LeaseDone(1))), 0.1)
     kinds = [type(action) for action in actions if isinstance(action, Remember | TellLeases)]
     assert kinds == [Remember, TellLeases]
     (remembered,) = [action.value for action in actions if isinstance(action, Remember)]
@@ -334,10 +339,10 @@ def test_that_an_epoch_is_finished_is_remembered_before_it_is_said() -> None:
 
 
 def test_an_epoch_that_was_whole_when_the_end_was_asked_for_is_finished_by_the_next_desk_too() -> None:
-    desk = Desk()
-    desk.take(LeaseReport("A", 0, 2, done=(Done(0), Done(1))))
+    desk = LeaseDispatcher()
+    desk.take(LeaseReport("A", 0, 2, done=(LeaseDone(0), LeaseDone(1))))
     desk.stop()
-    again = Desk(desk.to_remember() or (-1, 0))
+    again = LeaseDispatcher(desk.to_remember() or (-1, 0))
     again.stop_again(desk.whole)
     again.take(LeaseReport("B", 0, 2, wants=2))
     (grant,) = again.grants(2, ["B"])

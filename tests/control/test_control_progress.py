@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from paceline.control.progress import MAX_ROWS, MAX_SENT, MetricRow, ProgressKeeper, Recorded, StepRow, WorkerRow
+from paceline.control.messages.progress import (
+    MAX_ROWS,
+    MAX_SENT,
+    MetricRow,
+    ProgressKeeper,
+    Recorded,
+    StepRow,
+    WorkerRow,
+)
 
 
 def step(operation: int, generation: int = 1) -> StepRow:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.control import ticket as tickets
-from paceline.control.ticket import Access, Ticket
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.ticket import Access, Ticket
 
 TICKET = Ticket(
     run="a run",

@@ -106,7 +106,7 @@ class Command:
         return [pid for pid in self.processes("script.py") if pid not in self.processes("guard.py")]
 
     def coordinators(self) -> list[int]:
-        return self.processes("paceline.control.service")
+        return self.processes("paceline.control.shell.service")
 
     def close(self) -> None:
         if self._process.exitcode is None:

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import pytest
 from engine_helpers import Command, completed, eventually, paceline, write_script
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
 from paceline.custody.names import find
 
 LENGTH = 96

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from engine_helpers import SESSION, eventually, is_alive, state_of
 
-from paceline.control.ticket import Ticket
-from paceline.engine import guard
+from paceline.control.shell.ticket import Ticket
+from paceline.engine import reaper
 from paceline.engine.base import Process, exit_words
 from paceline.engine.local import Job, LocalEngine
 from paceline.engine.output import Output
-from paceline.engine.warden import Warden, guarded
+from paceline.engine.reaper_handle import ReaperHandle, guarded
 
 TICKET = Ticket(
     run="a", folder="", address=("127.0.0.1", 0), local_name="", host="", secret=b"s", fingerprint=b"f", tls=False
@@ -32,11 +32,11 @@ Begin = Callable[[str], Process]
 @contextlib.contextmanager
 def starter(folder: Path, lines: list[str]) -> Iterator[Begin]:
     """Starts processes of Python code, and closes them at the end."""
-    output, warden = Output(lambda label, is_error, line: lines.append(line)), Warden()
+    output, warden = Output(lambda label, is_error, line: lines.append(line)), ReaperHandle()
     started: list[Process] = []
 
     def begin(code: str) -> Process:
-        environment = {"PYTHONPATH": str(Path(guard.__file__).resolve().parents[2])}
+        environment = {"PYTHONPATH": str(Path(reaper.__file__).resolve().parents[2])}
         job = Job(command=("-c", code), workers=9, run="a", environment=environment)
         started.append(LocalEngine(job, TICKET, folder, output, warden).start(len(started)))
         return started[-1]
@@ -119,7 +119,7 @@ def test_closing_ends_what_a_process_has_started(tmp_path: Path) -> None:
 
 
 def test_a_warden_that_is_killed_is_replaced(tmp_path: Path) -> None:
-    warden = Warden()
+    warden = ReaperHandle()
     os.kill(warden._process.pid, signal.SIGKILL)
     eventually(lambda: state_of(warden._process.pid) == "Z", "it to die")
     warden.entrust(os.getsid(0) + 10**7)
@@ -144,7 +144,7 @@ def test_a_process_does_not_outlive_the_thread_that_started_it(tmp_path: Path) -
 
 
 def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-I", "-S", guard.__file__, "exec", str(os.getpid()), str(tmp_path / "nothing")]
+    command = [sys.executable, "-I", "-S", reaper.__file__, "exec", str(os.getpid()), str(tmp_path / "nothing")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 127
     assert "cannot run" in done.stderr

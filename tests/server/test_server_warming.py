@@ -11,7 +11,7 @@ import pytest
 
 from paceline.server import __main__ as process
 from paceline.server import member, warming
-from paceline.server.dense import ELEMENTWISE, Settings
+from paceline.server.dense import ELEMENTWISE, OptimizerSettings
 from paceline.server.errors import HalfMade
 
 LIFE = """
@@ -64,7 +64,7 @@ def test_a_server_is_warm_before_anybody_knows_of_it(monkeypatch: pytest.MonkeyP
 def test_a_server_without_room_for_tables_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    def live(settings: Settings, _: object, *, has_tables: bool) -> None:
+    def live(settings: OptimizerSettings, _: object, *, has_tables: bool) -> None:
         tried.append(settings.optimizer)
         if has_tables or settings.optimizer == "Adam":
             raise HalfMade("no room")

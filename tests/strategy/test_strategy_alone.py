@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from paceline.errors import GroupError, StrategyError
 from paceline.strategy import Agreement, Notice, Synchronous
 from paceline.strategy.buckets import lay_out
-from paceline.strategy.calling import piece_sizes, pieces
 from paceline.strategy.header import Row, exchange
+from paceline.strategy.loss_calls import piece_sizes, pieces
 from paceline.strategy.numerics import Examined
 from paceline.strategy.options import SessionOptions
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.errors import OutOfSharedMemory
 from paceline.strategy import Notice, Synchronous, memory
-from paceline.strategy.calling import piece_sizes
+from paceline.strategy.loss_calls import piece_sizes
 from paceline.strategy.options import SessionOptions
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.checkpoint import tree
-from paceline.control.progress import ProgressKeeper, StepRow
+from paceline.control.messages.progress import ProgressKeeper, StepRow
 from paceline.data.cursor import Cursor
 from paceline.train.ledger import TrainingLedger
 from paceline.train.sampling import Sampling

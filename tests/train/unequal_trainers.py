@@ -19,7 +19,7 @@ from trainers import LENGTH, Numbered, digest, make_model
 
 from paceline.testing.rehearsal import say, worker_number
 from paceline.train import sharing
-from paceline.train import stepping as step_loop
+from paceline.train.loops import steps as step_loop
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 

@@ -13,22 +13,22 @@ from benchmarks.server.plan import DENSE, Plan
 from paceline.placement.evolving import start
 from paceline.placement.placement import Placement
 from paceline.server.client import GroupClient
-from paceline.server.dense import Settings
+from paceline.server.dense import OptimizerSettings
 from paceline.server.errand import Errand
 from paceline.server.layout import MOST_ELEMENTS, NUM_PARTITIONS
-from paceline.server.messages import Apply, Load, Need, Request
+from paceline.server.messages import ApplyLease, Load, Need, ServerRequest
 from paceline.server.parcels import (
     Detail,
     Making,
     Packing,
     Parcel,
     Partitions,
-    Rows,
+    TableRows,
     TableSettings,
     UpdateSettings,
 )
 from paceline.server.scratch import Scratch
-from paceline.server.service import Service
+from paceline.server.service import ServerService
 from paceline.server.spec import TableSpec
 from paceline.wire.card import Card
 from paceline.wire.decoding import decode
@@ -48,7 +48,7 @@ class PacelineDriver:
     def serve(self, plan: Plan, told: Any) -> None:
         torch.set_num_threads(1)
         with Endpoint(Credentials(Identity(), _SECRET, "server")) as endpoint:
-            service = Service(endpoint, lambda: None)
+            service = ServerService(endpoint, lambda: None)
             card = Card.of(endpoint)
             placement = Placement(1, 1, 1, (card,), start([(card.member,)] * _num_ranges(plan), 1))
             service.adopt(placement)
@@ -84,7 +84,7 @@ def _num_ranges(plan: Plan) -> int:
     return -(-plan.size // MOST_ELEMENTS) if plan.work == DENSE else NUM_PARTITIONS
 
 
-def _load_of(plan: Plan, request: Request) -> Parcel:
+def _load_of(plan: Plan, request: ServerRequest) -> Parcel:
     if plan.work != DENSE:
         spec = TableSpec(name=_TABLE, dim=plan.dim, optimizer="sgd")
         return Parcel(Detail(tables=(spec,), partitions=Partitions(0, NUM_PARTITIONS)))
@@ -96,7 +96,7 @@ def _load_of(plan: Plan, request: Request) -> Parcel:
     return Parcel(Detail(makes=tuple(makes), sections=(_SGD,)), packing.tensors)
 
 
-_SGD = Settings("SGD", {"lr": LEARNING_RATE})
+_SGD = OptimizerSettings("SGD", {"lr": LEARNING_RATE})
 _SETTINGS = msgspec.Raw(
     msgspec.msgpack.encode(UpdateSettings((_SGD,), (TableSettings(_TABLE, {"lr": LEARNING_RATE}),)))
 )
@@ -114,10 +114,12 @@ class _Dense:
 
     def do(self, measure: str, number: int) -> None:
         lease = number * self._plan.num_workers + self._number
-        errand = Errand(range(_num_ranges(self._plan)), push=Apply(0, lease, lease + 1, 1.0, _SETTINGS), pull=Need())
+        errand = Errand(
+            range(_num_ranges(self._plan)), push=ApplyLease(0, lease, lease + 1, 1.0, _SETTINGS), pull=Need()
+        )
         self._client.run(errand, self._pack, "push and pull")
 
-    def _pack(self, request: Request) -> Parcel:
+    def _pack(self, request: ServerRequest) -> Parcel:
         packing, wanted = Packing(), Packing()
         gradients = torch.split(self._gradients, MOST_ELEMENTS)
         values = torch.split(self._values, MOST_ELEMENTS)
@@ -151,7 +153,7 @@ class _Sparse:
         self._scratch.reset()
         asked = self._scratch.put(ids)
         out = self._scratch.empty((len(ids), self._plan.dim), torch.float32)
-        detail = Detail(row_wants=(Rows(_TABLE, 0, 0),))
+        detail = Detail(row_wants=(TableRows(_TABLE, 0, 0),))
         errand = Errand(range(NUM_PARTITIONS), pull=Need())
         self._client.run(errand, lambda _: Parcel(detail, [asked], [out]), "pull")
         return out
@@ -162,8 +164,8 @@ class _Sparse:
         total.index_add_(0, inverse, self._gradients)
         asked = self._scratch.put(ids)
         lease = number * self._plan.num_workers + self._number
-        push = Apply(0, lease, lease + 1, 1.0, _SETTINGS)
-        detail = Detail(rows=(Rows(_TABLE, 0, 1),))
+        push = ApplyLease(0, lease, lease + 1, 1.0, _SETTINGS)
+        detail = Detail(rows=(TableRows(_TABLE, 0, 1),))
         self._client.run(Errand(range(NUM_PARTITIONS), push=push), lambda _: Parcel(detail, [asked, total]), "push")
 
     def close(self) -> None:

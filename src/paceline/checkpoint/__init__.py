@@ -12,16 +12,16 @@ keeper      snapshots, the thread that writes them, publication when settled
 """
 
 from paceline.checkpoint.files import Contents, newest_good, read, write
-from paceline.checkpoint.keeper import Keeper
-from paceline.checkpoint.pending import Pending, Stage
+from paceline.checkpoint.pending import Pending, SaveStage
 from paceline.checkpoint.weights import load_model
+from paceline.checkpoint.writer import CheckpointWriter
 from paceline.custody.names import find
 
 __all__ = [
+    "CheckpointWriter",
     "Contents",
-    "Keeper",
     "Pending",
-    "Stage",
+    "SaveStage",
     "find",
     "load_model",
     "newest_good",

@@ -21,10 +21,10 @@ from typing import TypeVar
 
 import msgspec
 
-from paceline.collective.conveyor import Conveyor
 from paceline.collective.health import Health
 from paceline.collective.links import Links
 from paceline.collective.mailbox import Mailbox
+from paceline.collective.memory_channel import MemoryChannel
 from paceline.collective.neighbourhood import FIXED_BYTES, Neighbour, Neighbourhood, check_size, hold_lifelines
 from paceline.errors import AddressError, ConnectionLost, DeadlineExceeded, HandshakeRefused
 from paceline.wire.beacon import Watch, beacons_of
@@ -207,7 +207,7 @@ class _Former:
         self._finish_touching()
         near = [neighbour for neighbour in neighbours if neighbour is not None]
         arena = Arena(memory, FIXED_BYTES)
-        channel = Conveyor(arena, {neighbour.rank: neighbour.memory for neighbour in near})
+        channel = MemoryChannel(arena, {neighbour.rank: neighbour.memory for neighbour in near})
         return Parts(
             name=self._name,
             endpoint=self._endpoint,

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.collective import conveyor
-from paceline.collective.conveyor import Carried, Conveyor
+from paceline.collective import memory_channel
 from paceline.collective.health import Health
 from paceline.collective.links import Connector
+from paceline.collective.memory_channel import ChannelMessage, MemoryChannel
 from paceline.errors import ConnectionLost, DeadlineExceeded, GroupError
 from paceline.wire.connection import Connection, describe
 from paceline.wire.deadline import Deadline
@@ -71,7 +71,7 @@ class Inbox:
 class Mailbox:
     """Sends to each peer come from one thread at a time, and so do all receives; `Messages` sees to that."""
 
-    def __init__(self, health: Health, connector: Connector, channel: Conveyor) -> None:
+    def __init__(self, health: Health, connector: Connector, channel: MemoryChannel) -> None:
         self._health = health
         self._connector = connector
         self._channel = channel
@@ -141,8 +141,8 @@ class Mailbox:
         self, connection: Connection, header: Header, rank: int, deadline: Deadline
     ) -> tuple[int, TensorSpec, Callable[[torch.Tensor], object]]:
         """The tag of what comes next, its type and shape, and how to read it."""
-        if header.kind == conveyor.KIND:
-            carried = header.read_body(Carried)
+        if header.kind == memory_channel.KIND:
+            carried = header.read_body(ChannelMessage)
             check_spec(carried.spec)
             return (
                 carried.tag,

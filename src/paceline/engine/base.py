@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from paceline.control.messages import Vitals
+from paceline.control.messages.agents import ProcessVitals
 from paceline.errors import PacelineError
 
 
@@ -37,7 +37,7 @@ class Process(Protocol):
     def exit_code(self) -> int | None:
         """None while it lives; the number of a signal, negative, if one ended it."""
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> ProcessVitals:
         """What can be seen of a living process; `busy` says whether it has computed since the last look."""
 
     def has_session(self) -> bool:

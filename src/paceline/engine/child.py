@@ -12,15 +12,15 @@ from typing import BinaryIO
 
 import msgspec
 
-from paceline.control import config as configs
-from paceline.control.config import Config
-from paceline.control.disk import words_of
 from paceline.control.exit_codes import ENDED, FAILED
-from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader
-from paceline.control.ticket import Ticket, read_access
+from paceline.control.journal.disk import words_of
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
+from paceline.control.shell import config as configs
+from paceline.control.shell.config import Config
+from paceline.control.shell.ticket import Ticket, read_access
 from paceline.engine.events import CoordinatorEnded
-from paceline.engine.warden import Warden
+from paceline.engine.reaper_handle import ReaperHandle
 from paceline.wire.card import this_host
 from paceline.wire.descriptors import Fd
 from paceline.wire.identity import Identity
@@ -51,7 +51,7 @@ def ticket_of(config: Config, agent: str) -> Ticket:
 class CoordinatorChild:
     """Used by the agent's thread."""
 
-    def __init__(self, config: Config, agent: str, logs: Path, warden: Warden) -> None:
+    def __init__(self, config: Config, agent: str, logs: Path, warden: ReaperHandle) -> None:
         self._config = config
         self._agent = agent
         self.folder = Path(config.folder)

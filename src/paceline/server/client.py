@@ -22,7 +22,7 @@ from paceline.errors import ConnectionLost, DeadlineExceeded, RequestRefused, Un
 from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
 from paceline.server.errors import Superseded
-from paceline.server.messages import Answer, Refusal, Request
+from paceline.server.messages import Refusal, ServerAnswer, ServerRequest
 from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import ROOM, Memories, Postbox
 from paceline.wire.deadline import Deadline
@@ -43,7 +43,7 @@ _SHORTEST_S, _LONGEST_S = 0.0005, 0.05  # between two tries
 
 _NIL = msgspec.Raw(b"\xc0")
 
-Pack = Callable[[Request], Parcel]
+Pack = Callable[[ServerRequest], Parcel]
 
 
 class Check(Protocol):
@@ -185,13 +185,13 @@ class GroupClient:
             except WireError as error:
                 self._lose(server, errand, error, deadline)
 
-    def _receive(self, server: str, parcel: Parcel, deadline: Deadline) -> Answer:
+    def _receive(self, server: str, parcel: Parcel, deadline: Deadline) -> ServerAnswer:
         letter = self._lines[server].receive(deadline=deadline)
         self._owing.discard(server)
         if letter.kind == "raise":
             text = decode(letter.body, str)
             raise RequestRefused(f"{deadline.operation}: server {server} refused: {text}")
-        answer = decode(letter.body, Answer)
+        answer = decode(letter.body, ServerAnswer)
         if parcel.wanted:
             self._seen[server] = answer.updates
         tensors = letter.tensors

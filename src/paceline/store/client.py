@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.store.service import ROOM, TURN_S, Amount, Pair, StoreInvitation, Swap, Waited
+from paceline.store.service import ROOM, TURN_S, Amount, CompareAndSet, Pair, StoreInvitation, Waited
 from paceline.wire import calls
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
@@ -36,7 +36,7 @@ class StoreClient:
         return int(self._call("add", Amount(key, amount), int))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        return bytes(self._call("compare_set", Swap(key, expected, desired), bytes))
+        return bytes(self._call("compare_set", CompareAndSet(key, expected, desired), bytes))
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self._call("check", Waited(tuple(keys), 0.0), bool))

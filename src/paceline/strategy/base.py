@@ -33,8 +33,8 @@ import msgspec
 from paceline.collective import Group
 
 if TYPE_CHECKING:
-    from paceline.strategy.buffers import Staged
-    from paceline.strategy.header import Rows
+    from paceline.strategy.buffers import StagedBuffers
+    from paceline.strategy.header import HeaderRows
 
 # Returns the mean loss over the samples that it was given, or (mean loss, weight) for other means, as over tokens.
 LossFn = Callable[..., Any]
@@ -76,7 +76,7 @@ class Contribution:
     weighted_loss: float
     explicit: bool
     used: tuple[bool, ...]
-    buffers: Staged
+    buffers: StagedBuffers
     loss_fn: LossFn
     batch: Any
 
@@ -92,11 +92,11 @@ class Agreement:
     counts: bool
     loss: float
     total_weight: float
-    rows: Rows
+    rows: HeaderRows
     norm: float | None = None
     nonfinite: tuple[tuple[int, str], ...] = ()
     reason: str = ""
-    buffers: Staged | None = field(default=None, repr=False)
+    buffers: StagedBuffers | None = field(default=None, repr=False)
     settling: str = ""
 
 

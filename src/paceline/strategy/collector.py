@@ -23,7 +23,7 @@ from paceline.strategy.numerics import Examined, is_finite
 from paceline.strategy.refusals import check_gradient
 
 
-class Store(Protocol):
+class GradientStore(Protocol):
     """Where the gradients of this worker lie, by number of the parameter."""
 
     def begin(self, num_pieces: int, *, is_dry_run: bool) -> None:
@@ -54,7 +54,7 @@ class Store(Protocol):
 
 
 class Collector:
-    def __init__(self, parameters: Mapping[str, torch.Tensor], store: Store, check: Check) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], store: GradientStore, check: Check) -> None:
         self.names: Sequence[str] = tuple(parameters)
         self._parameters = tuple(parameters.values())
         self._store = store

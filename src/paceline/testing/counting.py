@@ -28,9 +28,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from paceline.checkpoint import Contents
-from paceline.control.lease_set import LeaseSet
+from paceline.control.leases.lease_set import LeaseSet
 from paceline.nn import Embedding
-from paceline.server.layout import FEWEST_ELEMENTS, Layout, lay_out
+from paceline.server.layout import FEWEST_ELEMENTS, RangeLayout, lay_out
 from paceline.testing.learned import Learned
 
 _MOST = 4096  # updates that are told apart
@@ -156,7 +156,7 @@ class Counting(NamedTuple):
                 faults.append(f"range {number}: its optimizer has counted {found:g} updates, not {wanted}")
         return faults
 
-    def _expected_by_range(self, contents: Contents, layout: Layout, *, leased: bool) -> list[torch.Tensor]:
+    def _expected_by_range(self, contents: Contents, layout: RangeLayout, *, leased: bool) -> list[torch.Tensor]:
         """For each range, how many updates each weight of all copies should have."""
         if not leased:
             done = LeaseSet(contents.epoch, contents.position // self.batch)

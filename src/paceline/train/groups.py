@@ -16,8 +16,8 @@ from paceline.collective.choice import ModelShelf
 from paceline.collective.forming import Cancellation
 from paceline.collective.group import hosts_of
 from paceline.collective.spare import SpareMemory
-from paceline.control.member_events import Broke, Event, Formed, Unformed
-from paceline.control.messages import Plan, Start
+from paceline.control.machines.member_events import Event, GroupBroke, GroupFormed, GroupNotFormed
+from paceline.control.messages.plan import Plan, PlanStart
 from paceline.errors import DeadlineExceeded, PacelineError, PeerLost
 from paceline.wire.endpoint import Endpoint
 
@@ -50,7 +50,7 @@ class Groups:
     def form(self, plan: Plan) -> None:
         """Form the group of a plan in the background. A member alone needs none."""
         if len(plan.seats) == 1:
-            self._post(Formed(plan.generation))
+            self._post(GroupFormed(plan.generation))
             return
         cancellation = Cancellation()
         with self._changed:
@@ -80,14 +80,14 @@ class Groups:
                 cancellation=cancellation,
                 reserve_bytes=self.reserve_bytes,
                 # Nobody waits for a group that is switched to: it is formed beside the work.
-                memory=self._spare.take() if plan.start is Start.RECOVER else None,
+                memory=self._spare.take() if plan.start is PlanStart.RECOVER else None,
             )
         except Exception as error:
             if not isinstance(error, PacelineError):
                 logger.exception("the group of generation %d could not be formed", plan.generation)
             with self._changed:
                 self._forming.pop(plan.generation, None)
-            self._post(Unformed(plan.generation, *blamed(error)))
+            self._post(GroupNotFormed(plan.generation, *blamed(error)))
             return
         with self._changed:
             is_wanted = self._forming.pop(plan.generation, None) is not None and not self._closed
@@ -96,8 +96,8 @@ class Groups:
                 self._models.put(group.model)
         if is_wanted:
             # Also in the middle of a computation, and however long it takes.
-            group.on_death = lambda member: self._post(Broke(plan.generation, (member,), died=True))
-            self._post(Formed(plan.generation))
+            group.on_death = lambda member: self._post(GroupBroke(plan.generation, (member,), died=True))
+            self._post(GroupFormed(plan.generation))
             self._spare.prepare(self.reserve_bytes)
         else:
             group.close()

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.control import ticket as tickets
-from paceline.control.client import MemberClient, way_to_custody
-from paceline.control.member import Member
-from paceline.control.messages import Introduction
-from paceline.control.ticket import Ticket
+from paceline.control.machines.member import Member
+from paceline.control.messages.members import Introduction
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.client import MemberClient, way_to_custody
+from paceline.control.shell.ticket import Ticket
 from paceline.custody import names
 from paceline.custody.depot import Depot
 from paceline.engine.speeds import PROBE_VARIABLE

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from paceline.checkpoint import Contents
-from paceline.control.lease_set import LeaseSet, lease_set
-from paceline.control.messages import NOTHING
-from paceline.control.progress import ProgressKeeper, StepRow, Unrecorded
+from paceline.control.leases.lease_set import LeaseSet, lease_set
+from paceline.control.messages.plan import NOTHING
+from paceline.control.messages.progress import ProgressKeeper, StepRow, Unrecorded
 from paceline.data.cursor import Cursor
 from paceline.errors import Orphaned
 from paceline.train import saving

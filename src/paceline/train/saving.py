@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.checkpoint import Contents, Keeper
-from paceline.checkpoint.pending import Pending, Stage
-from paceline.control.messages import NOTHING
+from paceline.checkpoint import CheckpointWriter, Contents
+from paceline.checkpoint.pending import Pending, SaveStage
+from paceline.control.messages.plan import NOTHING
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
 from paceline.custody.names import path_of
-from paceline.custody.shelf import Rules
+from paceline.custody.shelf import RetentionRules
 from paceline.errors import CheckpointError, CorruptCheckpoint, Evicted
 from paceline.train.halting import write_held
 from paceline.train.sampling import SAMPLING
-from paceline.train.sources import Source, choose
+from paceline.train.sources import CheckpointSource, choose
 
 logger = logging.getLogger("paceline.train")
 
@@ -48,7 +48,7 @@ class Checkpoints:
             raise ValueError(f"every_s={self.every_s}: give seconds, or None")
         if self.every_steps is not None and self.every_steps < 1:
             raise ValueError(f"every_steps={self.every_steps}: give 1 or more, or None")
-        Rules(self.keep_last, self.keep_best, self.mode).check()
+        RetentionRules(self.keep_last, self.keep_best, self.mode).check()
 
 
 class Saver:
@@ -71,7 +71,7 @@ class Saver:
         self._depot = depot
         self.is_orphaned: Callable[[], bool] = lambda: False  # whether the run's host is taken for lost
         self.is_quiet: Callable[[], bool] = lambda: False  # whether it has not been heard of for a moment
-        self._keeper: Keeper | None = None
+        self._keeper: CheckpointWriter | None = None
         self._last: Pending | None = None
         self._last_time = time.monotonic()
         self.last_operation = NOTHING
@@ -86,7 +86,7 @@ class Saver:
         return self._folder is not None
 
     @functools.cached_property
-    def _source(self) -> Source:
+    def _source(self) -> CheckpointSource:
         assert self._folder is not None
         return choose(self._folder, self._own, self._depot, is_given=self._settings.folder is not None)
 
@@ -163,7 +163,7 @@ class Saver:
             return
         if self._keeper is None:
             settings = self._settings
-            self._keeper = Keeper(
+            self._keeper = CheckpointWriter(
                 self._folder,
                 keep_last=settings.keep_last,
                 keep_best=settings.keep_best,
@@ -183,7 +183,7 @@ class Saver:
             if wait:
                 self._wait(pending.wait_written)
 
-    def _wait_until_free(self, keeper: Keeper, *, is_last: bool) -> None:
+    def _wait_until_free(self, keeper: CheckpointWriter, *, is_last: bool) -> None:
         """Training must not stand still because the run's host does."""
         ends_at = time.monotonic() + TAKING_S
         while not keeper.wait_free(_SLICE_S) and time.monotonic() < ends_at and not self._is_in_vain():
@@ -195,7 +195,7 @@ class Saver:
         folder = self._own or self._folder
         assert folder is not None
         settings = self._settings
-        return write_held(folder, contents, Rules(settings.keep_last, settings.keep_best, settings.mode))
+        return write_held(folder, contents, RetentionRules(settings.keep_last, settings.keep_best, settings.mode))
 
     def settle(self, operation: int) -> None:
         if self._keeper is not None:
@@ -238,7 +238,7 @@ class Saver:
         """Why the state of the end is in no checkpoint, in words; empty if it is in one. Asked after `close`, which may
         still have published it."""
         last = self._last if self._last is not None and self._last.operation == self._owed else None
-        if self._owed == NOTHING or self._is_in_vain() or (last is not None and last.stage is Stage.PUBLISHED):
+        if self._owed == NOTHING or self._is_in_vain() or (last is not None and last.stage is SaveStage.PUBLISHED):
             return ""
         why = "the one before it is still being written" if last is None else last.error or "the disk does not answer"
         newest = self.newest_name() if self.is_near else NOTHING

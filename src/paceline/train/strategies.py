@@ -16,7 +16,7 @@ import torch
 from paceline.strategy.aggregation import Aggregation, Reduced
 from paceline.strategy.options import SessionOptions
 from paceline.strategy.replicated import ReplicatedTables
-from paceline.strategy.served import Served
+from paceline.strategy.served import ServerAggregation
 from paceline.strategy.sparse import Sparse
 
 Aggregate = Callable[[Sparse, Mapping[str, torch.Tensor]], Aggregation]
@@ -37,13 +37,13 @@ def aggregate_for(
 
     def make(sparse: Sparse, trained: Mapping[str, torch.Tensor]) -> Aggregation:
         if options.strategy == "server":
-            return Served(sparse, optimizers, trained, tell, recall, is_loader)
+            return ServerAggregation(sparse, optimizers, trained, tell, recall, is_loader)
         if not sparse.specs:
             raise ValueError(
                 "strategy='hybrid' keeps tables on servers, and the model has none; use paceline.nn.Embedding for what "
                 "should be there, or strategy='allreduce'"
             )
         dense = Reduced(optimizers, ReplicatedTables(Sparse({}, optimizers, 0)), overlaps=options.batch_norm == "local")
-        return Served(sparse, optimizers, trained, tell, recall, is_loader, dense)
+        return ServerAggregation(sparse, optimizers, trained, tell, recall, is_loader, dense)
 
     return make

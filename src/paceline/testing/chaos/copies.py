@@ -25,7 +25,7 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
-    from paceline.server.service import Service
+    from paceline.server.service import ServerService
     from paceline.server.store import TensorStore
 
 FOLDER = "PACELINE_CHAOS_COPIES"
@@ -107,8 +107,8 @@ class _Watch(MetaPathFinder):
         return spec
 
 
-def _writing(close: Callable[[Service], None]) -> Callable[[Service], None]:
-    def closing(service: Service) -> None:
+def _writing(close: Callable[[ServerService], None]) -> Callable[[ServerService], None]:
+    def closing(service: ServerService) -> None:
         try:
             with service._changed:
                 _write(service, Path(os.environ[FOLDER]))
@@ -118,7 +118,7 @@ def _writing(close: Callable[[Service], None]) -> Callable[[Service], None]:
     return closing
 
 
-def _write(service: Service, folder: Path) -> None:
+def _write(service: ServerService, folder: Path) -> None:
     keeper, lines = service._keeper, []
     for number, tenure in sorted(keeper._tenures.items()):
         if tenure.is_complete and tenure.loaded and not tenure.is_lossy and not tenure.staged:

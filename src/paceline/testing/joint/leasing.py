@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline.control.lease_set import LeaseSet
-from paceline.control.leases import LeaseGrant
-from paceline.control.member_events import Looping, Work
+from paceline.control.leases.lease_set import LeaseSet
+from paceline.control.leases.messages import LeaseGrant
+from paceline.control.machines.member_events import DoOperation, Looping
 from paceline.server.applied import AppliedLeases
-from paceline.server.messages import Apply, Load, Need
+from paceline.server.messages import ApplyLease, Load, Need
 from paceline.testing.joint.trips import Logs, Trip
 from paceline.testing.joint.truth import Log
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.workers import SimulatedWorker
     from paceline.testing.joint.world import World
 
 COMPUTE_S = 0.05
 
 
 class Leasing:
-    def __init__(self, world: World, worker: Worker) -> None:
+    def __init__(self, world: World, worker: SimulatedWorker) -> None:
         self._world = world
         self._worker = worker
         self.hand = world.mutation.hand(worker.name)
@@ -123,7 +123,7 @@ class Leasing:
 
     def _push(self, epoch: int, lease: int) -> None:
         world = self._world
-        errand = world.mutation.errand(range(world.num_ranges), push=Apply(epoch, lease), pull=Need(), notes=True)
+        errand = world.mutation.errand(range(world.num_ranges), push=ApplyLease(epoch, lease), pull=Need(), notes=True)
         self.asks_since = world.now
 
         def pushed(seen: Logs) -> None:
@@ -150,7 +150,7 @@ class Leasing:
         self.speak()
         self._look()
 
-    def refresh(self, work: Work, then: Callable[[Work], None]) -> None:
+    def refresh(self, work: DoOperation, then: Callable[[DoOperation], None]) -> None:
         """Have the newest parameters, after all leases of the epoch."""
         world, worker = self._world, self._worker
         epoch, count = worker.state.epoch, world.num_leases

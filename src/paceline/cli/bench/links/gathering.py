@@ -127,7 +127,7 @@ class FirstHost:
         self._endpoint.close()
 
     def _serve(self, connection: Connection, visitor: Visitor) -> None:
-        def here(request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+        def here(request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
             return calls.Reply(self._note(request.read(HostEntry)))
 
         try:
