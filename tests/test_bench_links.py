@@ -146,25 +146,25 @@ def figures_of(mb_per_s: dict[str, float], latency_ms: dict[str, float], names: 
 
 
 def test_no_link_is_slow_where_all_are_alike() -> None:
-    assert report.remarks(figures_of({"ab": 80.0}, {"ab": 0.2})) == ["no link is much slower than the others"]
+    assert report.notes(figures_of({"ab": 80.0}, {"ab": 0.2})) == ["no link is much slower than the others"]
 
 
 def test_a_slow_link_is_named_with_its_direction() -> None:
-    lines = report.remarks(figures_of({"ab": 10.0}, {}))
+    lines = report.notes(figures_of({"ab": 10.0}, {}))
     assert lines[0] == "slow: a -> b, 10.0 MB/s, 0.10 of the fastest link"
     assert report.slow_links(figures_of({"ab": 10.0}, {})) == [(0, 1)]
 
 
 def test_a_host_whose_links_are_all_slow_is_named_once() -> None:
     slow = {a + b: 2.5 for a, b in itertools.permutations("abc", 2) if "c" in (a, b)}
-    lines = report.remarks(figures_of(slow, {}))
+    lines = report.notes(figures_of(slow, {}))
     assert lines[0] == "slow: every link of c, 2.50 MB/s, 0.03 of the fastest link"
     assert not any("->" in line for line in lines)
 
 
 def test_a_far_host_is_named() -> None:
     assert report.far_links(figures_of({}, {"ac": 30.0, "ca": 31.0, "ab": 0.9})) == [(0, 2), (2, 0)]
-    assert any(line.startswith("far: a -> c, 30.0 ms") for line in report.remarks(figures_of({}, {"ac": 30.0})))
+    assert any(line.startswith("far: a -> c, 30.0 ms") for line in report.notes(figures_of({}, {"ac": 30.0})))
 
 
 # -- three hosts -------------------------------------------------------------------------------------------------------

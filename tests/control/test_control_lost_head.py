@@ -95,7 +95,7 @@ def lose_head_with_servers(
 
 def num_updates(worker: SimulatedWorker) -> int:
     """That it knows of."""
-    return worker.state.epoch + worker.leasing.hand.settled if worker.leasing is not None else worker.state.steps
+    return worker.state.epoch + worker.leasing.holder.settled if worker.leasing is not None else worker.state.steps
 
 
 @pytest.mark.parametrize("freezes", [False, True])

@@ -103,7 +103,7 @@ class Command:
 
     def workers(self) -> list[int]:
         """Of those, the ones that run the script."""
-        return [pid for pid in self.processes("script.py") if pid not in self.processes("guard.py")]
+        return [pid for pid in self.processes("script.py") if pid not in self.processes("reaper.py")]
 
     def coordinators(self) -> list[int]:
         return self.processes("paceline.control.shell.service")

@@ -21,7 +21,7 @@ engine_members.train(10**6)
 
 
 def servers(command: Command) -> list[int]:
-    return [pid for pid in command.processes("paceline.server") if pid not in command.processes("guard.py")]
+    return [pid for pid in command.processes("paceline.server") if pid not in command.processes("reaper.py")]
 
 
 def pids_of(folder: Path, label: str, name: str = "a") -> list[int]:

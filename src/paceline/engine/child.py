@@ -51,12 +51,12 @@ def ticket_of(config: Config, agent: str) -> Ticket:
 class CoordinatorChild:
     """Used by the agent's thread."""
 
-    def __init__(self, config: Config, agent: str, logs: Path, warden: ReaperHandle) -> None:
+    def __init__(self, config: Config, agent: str, logs: Path, reaper: ReaperHandle) -> None:
         self._config = config
         self._agent = agent
         self.folder = Path(config.folder)
         self.log = logs / LOG
-        self._warden = warden
+        self._reaper = reaper
         self._popen: subprocess.Popen[bytes] | None = None
         self._exit: Fd | None = None
         self.has_listened = False
@@ -68,7 +68,7 @@ class CoordinatorChild:
             )
         self._config = msgspec.structs.replace(self._config, is_again=True)
         self._exit = Fd(os.pidfd_open(self._popen.pid))
-        self._warden.entrust(self._popen.pid, ask=True)
+        self._reaper.entrust(self._popen.pid, ask=True)
 
     def _open_log(self) -> BinaryIO:
         try:
@@ -104,7 +104,7 @@ class CoordinatorChild:
         if self._popen is None or (code := self._popen.poll()) is None:
             return None
         assert self._exit is not None
-        self._warden.forget(self._popen.pid)
+        self._reaper.forget(self._popen.pid)
         self._exit.close()
         self._popen = self._exit = None
         if code in (ENDED, FAILED):

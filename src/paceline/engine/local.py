@@ -158,13 +158,13 @@ class LocalEngine:
     what the process in a worker's slot gets; it is asked at each start."""
 
     def __init__(
-        self, job: Job, ticket: Ticket, logs: Path, output: Output, warden: ReaperHandle, attach: Attach | None = None
+        self, job: Job, ticket: Ticket, logs: Path, output: Output, reaper: ReaperHandle, attach: Attach | None = None
     ) -> None:
         self._job = job
         self._ticket = ticket
         self._logs = logs
         self._output = output
-        self._warden = warden
+        self._reaper = reaper
         self._attach = attach or _nothing_else
         self._port = free_port()
 
@@ -197,13 +197,13 @@ class LocalEngine:
                 os.close(pipes.out)
                 os.close(pipes.error)
             stack.pop_all()
-        self._warden.entrust(popen.pid)
+        self._reaper.entrust(popen.pid)
         pipes.printed.write(f"--- process {popen.pid}, {time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
         return LocalProcess(popen, ticket, pipes.printed, self._closed)
 
     def _closed(self, process: LocalProcess) -> None:
         self._output.finish(process.printed)
-        self._warden.forget(process.pid)
+        self._reaper.forget(process.pid)
 
     def close(self) -> None:
         """Processes are closed one by one; there is nothing else."""

@@ -1,13 +1,13 @@
 """Sees to it that nothing outlives an agent. Run as a script, by itself, with nothing but the standard library.
 
-    python -I -S guard.py exec PARENT COMMAND...   become COMMAND, and die when the thread that started it dies
-    python -I -S guard.py watch                    the warden: end what was entrusted to it when standard input ends
+    python -I -S reaper.py exec PARENT COMMAND...   become COMMAND, and die when the thread that started it dies
+    python -I -S reaper.py watch                    the reaper: end what was entrusted to it when standard input ends
 
 A worker dies with its agent by the kernel's hand (PR_SET_PDEATHSIG, which outlives `exec`); but what the worker has
-started itself, loader workers above all, would not. Each worker leads a session of its own, and the warden, told of
+started itself, loader workers above all, would not. Each worker leads a session of its own, and the reaper, told of
 every session, ends those that are left when the agent is gone, however it went.
 
-The warden reads lines: `kill SESSION` and `end SESSION` entrust one (the second is asked to end before it is killed),
+The reaper reads lines: `kill SESSION` and `end SESSION` entrust one (the second is asked to end before it is killed),
 `forget SESSION` takes one back. The agent takes back everything before it closes the pipe.
 """
 

@@ -1,4 +1,4 @@
-"""The agent's handle on its warden (`guard.py`): a process that outlives a killed agent just long enough to end the
+"""The agent's handle on its reaper (`reaper.py`): a process that outlives a killed agent just long enough to end the
 sessions that the agent has started."""
 
 from __future__ import annotations

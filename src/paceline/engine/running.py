@@ -1,6 +1,6 @@
 """A run from its first process to its last: what `paceline run`, `paceline join` and `launch` have in common.
 
-with Lifetime(...) as life:       output, warden and log of one agent
+with Lifetime(...) as life:       output, reaper and log of one agent
     outcome = life.host(...)      be the run's own agent, with its coordinator
     outcome = life.join(...)      be an agent of a run that lives elsewhere
 """
@@ -138,8 +138,8 @@ class Lifetime:
             self._output = Output(terminal.show)
             self._labels = Cosmetic(self.place.folder / LABELS_FILE, "the names of its processes", self._output.say)
             stack.callback(self._output.close)
-            self._warden = ReaperHandle()
-            stack.callback(self._warden.close)
+            self._reaper = ReaperHandle()
+            stack.callback(self._reaper.close)
             if self._display is not None:
                 stack.callback(self._display.close)
             self._stack = stack.pop_all()
@@ -157,7 +157,7 @@ class Lifetime:
         )
         identity = Identity()
         ticket = msgspec.structs.replace(ticket_of(config, identity.member), capacity=hosting.capacity.declared)
-        self._coordinator = CoordinatorChild(config, identity.member, self.place.logs, self._warden)
+        self._coordinator = CoordinatorChild(config, identity.member, self.place.logs, self._reaper)
         return self._run(rules, ticket, identity, make_engine)
 
     def join(self, ticket: Ticket, rules: AgentRules, capacity: Capacity, make_engine: MakeEngine) -> RunOutcome:
@@ -174,7 +174,7 @@ class Lifetime:
     def _run(self, rules: AgentRules, ticket: Ticket, identity: Identity, make_engine: MakeEngine) -> RunOutcome:
         self._agent = Agent(
             Supervisor(rules),
-            make_engine(ticket, self._output, self._warden),
+            make_engine(ticket, self._output, self._reaper),
             ticket,
             Credentials(identity, ticket.secret, "agent"),
             coordinator=self._coordinator,
@@ -200,8 +200,8 @@ class Lifetime:
 
 
 def local_engine(job: Job, logs: Path, attach: Attach | None = None) -> MakeEngine:
-    def make(ticket: Ticket, output: Output, warden: ReaperHandle) -> Engine:
-        return LocalEngine(job, ticket, logs, output, warden, attach)
+    def make(ticket: Ticket, output: Output, reaper: ReaperHandle) -> Engine:
+        return LocalEngine(job, ticket, logs, output, reaper, attach)
 
     return make
 

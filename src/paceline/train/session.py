@@ -175,7 +175,7 @@ class Session:
             resumes=checkpoints.resume or self._ticket is not None,
         )
         self._joined: joining.Joined | None = None
-        self._untold: list[tuple[str, str]] = []  # remarks from before that
+        self._untold: list[tuple[str, str]] = []  # lines of the log from before that
         self._servers: GroupClient | None = None
         self._endings = Endings(self)
         self.halting = Halting(self._ticket)
@@ -521,7 +521,7 @@ class Session:
             joined = joining.join(self._ticket, self._identity, max(base, 0), self._ledger, self.halting.begin)
             self._joined = joined
             while self._untold:
-                joined.client.progress.remark(*self._untold.pop(0))
+                joined.client.progress.log(*self._untold.pop(0))
             self.halting.connect(joined)
             self._ledger.connect(
                 joined.run, joined.client.progress, lambda: joined.client.look(lambda machine: machine.applied)
@@ -665,7 +665,7 @@ class Session:
         if self._joined is None:
             self._untold.append(RUN_LOG[kind](text))
         else:
-            self._joined.client.progress.remark(*RUN_LOG[kind](text))
+            self._joined.client.progress.log(*RUN_LOG[kind](text))
 
     def _tell_death(self, text: str) -> None:
         self._tell("loader", text)

@@ -45,7 +45,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._waiting: dict[str, Progress] = {}
         self._workers: dict[str, WorkerRow] = {}
-        self._remarked: dict[str, int] = {}  # the number of each worker's last remark that is recorded
+        self._last_line: dict[str, int] = {}  # the number of each worker's last line that is recorded
         self._written: dict[str, object] = {}  # what the database holds, to write changes only
         self._looks_at = 0.0
         self._complained = False
@@ -95,7 +95,7 @@ class Recorder:
                 [row for progress in waiting.values() for row in progress.metrics],
                 members,
                 run,
-                self._remarks_of(waiting),
+                self._lines_of(waiting),
                 needed=bool(last),
             )
             founding, operation, metric = self._journal.reached()
@@ -104,8 +104,8 @@ class Recorder:
             return
         self._complained = False
         for progress in waiting.values():
-            self._remarked[progress.member] = max(
-                [self._remarked.get(progress.member, 0), *(remark.number for remark in progress.remarks)]
+            self._last_line[progress.member] = max(
+                [self._last_line.get(progress.member, 0), *(line.number for line in progress.lines)]
             )
         self._written.update({f"member {member.member}": member for member in members})
         self._written.update({f"run {key}": value for key, value in run.items()})
@@ -119,13 +119,13 @@ class Recorder:
             self._complained = True
             logger.error("progress is not recorded: %s; workers keep it, and it is tried again", error)
 
-    def _remarks_of(self, waiting: dict[str, Progress]) -> list[Happening]:
+    def _lines_of(self, waiting: dict[str, Progress]) -> list[Happening]:
         """What workers tell of, each once."""
         return [
-            Happening(0, remark.kind, progress.member, remark.text)
+            Happening(0, line.kind, progress.member, line.text)
             for progress in waiting.values()
-            for remark in progress.remarks
-            if remark.number > self._remarked.get(progress.member, 0)
+            for line in progress.lines
+            if line.number > self._last_line.get(progress.member, 0)
         ]
 
     def _with_speed(self, member: MemberState) -> MemberState:

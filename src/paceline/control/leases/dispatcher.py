@@ -78,14 +78,14 @@ class LeaseDispatcher:
         news = [one for one in report.done if not self._done.has(self._epoch, one.lease)]
         for one in news:
             self._done.add(self._epoch, one.lease)
-        if report.is_finished:  # told so by a desk that knew more
+        if report.is_finished:  # told so by one that knew more
             self._done = LeaseSet(self._epoch, self._num_leases)
         held = set(report.held)
         for lease in [lease for lease, number in granted.items() if number <= report.heard and lease not in held]:
             self._let_go(report.member, lease)  # done, or put back
         for lease in held - granted.keys():
             if not self._done.has(self._epoch, lease) and lease not in self._holder:
-                self._hand(report.member, lease)  # this desk had forgotten
+                self._hand(report.member, lease)  # this one had forgotten
         return news
 
     def _open(self, report: LeaseReport) -> None:
@@ -160,7 +160,7 @@ class LeaseDispatcher:
         granted = self._granted[report.member]
         while report.wants and not self._is_stopped:
             lease = self._first_free()
-            # A desk that has forgotten who held what finds leases free that those which are held may be waiting for.
+            # One that has forgotten who held what finds leases free that those which are held may be waiting for.
             is_waited_for = 0 <= lease < min(granted, default=0)
             if len(granted) >= report.wants and not is_waited_for:
                 return

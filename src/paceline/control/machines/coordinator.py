@@ -119,9 +119,9 @@ class Coordinator:
         self.standing = standing
         self._manager = self.manager_type(settings.replicas, placement, aim, held, by_load=settings.by_load)
         self._kept_aim = aim
-        self._desk = self.desk_type(leases)
+        self._dispatcher = self.desk_type(leases)
         if standing.halting:
-            self._desk.stop_again(standing.whole)
+            self._dispatcher.stop_again(standing.whole)
         self._keep(term=standing.term + 1)
         self._first_actions = self._actions
 
@@ -205,9 +205,9 @@ class Coordinator:
         if record is None or record.fate is not None:
             return False
         record.heard = self._now
-        news = self._desk.take(report)
+        news = self._dispatcher.take(report)
         generation = self.standing.current.generation if self.standing.current is not None else 0
-        if self._adopted < self.standing.founded and report.begun.epoch == self._desk.epoch and len(report.begun):
+        if self._adopted < self.standing.founded and report.begun.epoch == self._dispatcher.epoch and len(report.begun):
             self._adopted = self.standing.founded
             self._actions.append(AdoptLeases(rows_of_begun(report, generation)))
         if news:
@@ -247,8 +247,8 @@ class Coordinator:
 
     def _wind_down(self, reason: str) -> None:
         """No more leases; a coordinator that comes back after this one says the same of the epoch that it ends in."""
-        self._desk.stop()
-        self._keep(halting=reason, whole=self._desk.whole)
+        self._dispatcher.stop()
+        self._keep(halting=reason, whole=self._dispatcher.whole)
         self._keep_leases()
 
     def _on_tick(self) -> bool:
@@ -256,8 +256,8 @@ class Coordinator:
         return True
 
     def _keep_leases(self) -> None:
-        if (reached := self._desk.to_remember()) is not None:
-            self._desk.remembered = reached
+        if (reached := self._dispatcher.to_remember()) is not None:
+            self._dispatcher.remembered = reached
             self._actions.append(Remember("leases", msgspec.msgpack.encode(reached)))
 
     # -- deciding ----------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class Coordinator:
     def _end(self, record: MemberRecord, fate: Fate, reason: str) -> None:
         record.fate = fate
         record.reason = reason
-        self._desk.bury(record.member)
+        self._dispatcher.bury(record.member)
         self._save(record)
         self._note(fate.value, record, reason)
 
@@ -435,7 +435,7 @@ class Coordinator:
                 self._note("resumed", founder, f"goes on after operation {base}")
         plan = Plan(generation, PlanStart.FOUND, self._seats(ready), base, gifts_for(others, [founder]))
         self._keep(founded=self.standing.founded + 1, fence=generation, reached=base)
-        self._desk.forget()
+        self._dispatcher.forget()
         self._actions.append(Remember("leases", None))
         if self.settings.servers or self.census.servers:
             self._warn_of_unused()
@@ -682,7 +682,7 @@ class Coordinator:
         self._actions += self._speech.to_agent(agent, self._agents, self.records.values(), self.standing, asked=asked)
 
     def _grant(self, asked: Sequence[str]) -> None:
-        grants = self._desk.grants(self.standing.term, asked)
+        grants = self._dispatcher.grants(self.standing.term, asked)
         if any(grant.is_finished for grant in grants):
             self._keep_leases()  # a coordinator that comes back must not say anything else
         self._actions += [TellLeases(grant) for grant in grants]

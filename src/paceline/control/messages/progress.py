@@ -4,7 +4,8 @@ do not need it.
 Every worker keeps the rows of its steps until they are on disk, but only the *main* one (rank 0) sends them; after its
 death the next one sends what is missing. A newcomer gets the rows that are not on disk with the state: it may be the
 only one that is left. So what any worker keeps has no gap after what is recorded. At most one `Progress` of a worker
-is waited for; it is answered by `Recorded` when it is on disk. A newer one, for the sake of a remark, takes its place.
+is waited for; it is answered by `Recorded` when it is on disk. A newer one, for the sake of a line of the log, takes
+its place.
 
 A run that lost all holders of its state is founded again from a checkpoint and repeats operations. What is recorded is
 therefore said for one *founding*, named by the generation of its plan: rows of earlier foundings are obsolete, but for
@@ -69,7 +70,7 @@ class Progress(msgspec.Struct, frozen=True):
     steps: tuple[StepRow, ...] = ()
     metrics: tuple[MetricRow, ...] = ()
     worker: WorkerRow | None = None
-    remarks: tuple[LogLine, ...] = ()
+    lines: tuple[LogLine, ...] = ()
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -102,8 +103,8 @@ class ProgressKeeper:
         self._metrics: deque[MetricRow] = deque(maxlen=MAX_ROWS)
         self._restored: tuple[StepRow, ...] = ()
         self._worker: WorkerRow | None = None
-        self._remarks: deque[LogLine] = deque(maxlen=MAX_ROWS)
-        self._num_remarks = self._num_remarked = 0  # made, and said
+        self._lines: deque[LogLine] = deque(maxlen=MAX_ROWS)
+        self._num_lines = self._num_said = 0  # made, and said
         self._number = 0
         self._under_way: Progress | None = None
         self._is_main = False  # when that was taken
@@ -142,24 +143,24 @@ class ProgressKeeper:
         with self._lock:
             self._worker = row
 
-    def remark(self, kind: str, text: str) -> None:
+    def log(self, kind: str, text: str) -> None:
         with self._lock:
-            self._num_remarks += 1
-            self._remarks.append(LogLine(self._num_remarks, kind, text))
+            self._num_lines += 1
+            self._lines.append(LogLine(self._num_lines, kind, text))
 
     def take(self, is_main: bool) -> Progress | None:
-        """What to send now; None while an earlier one is under way. A remark does not wait for that: where a disk is
+        """What to send now; None while an earlier one is under way. A line does not wait for that: where a disk is
         full no answer comes, and what is still to be told may be the last word of the run."""
         with self._lock:
-            if self._under_way is not None and self._num_remarks == self._num_remarked:
+            if self._under_way is not None and self._num_lines == self._num_said:
                 return None
-            self._num_remarked = self._num_remarks
+            self._num_said = self._num_lines
             self._number += 1
             self._is_main = is_main
             steps = (*self._restored, *self._steps)[:MAX_SENT] if is_main else ()
             metrics = tuple(self._metrics)[:MAX_SENT] if is_main else ()
-            remarks = tuple(self._remarks)[:MAX_SENT]
-            self._under_way = Progress(self._member, self._number, steps, metrics, self._worker, remarks)
+            lines = tuple(self._lines)[:MAX_SENT]
+            self._under_way = Progress(self._member, self._number, steps, metrics, self._worker, lines)
             return self._under_way
 
     def recorded(self, answer: Recorded) -> None:
@@ -168,8 +169,8 @@ class ProgressKeeper:
                 return  # of an earlier connection; what it said will be said again
             done, sent = set(self._under_way.metrics), set(self._under_way.steps)
             self._restored = tuple(row for row in self._restored if row not in sent)
-            for _ in self._under_way.remarks:
-                self._remarks.popleft()
+            for _ in self._under_way.lines:
+                self._lines.popleft()
             self._under_way = None
             for row in list(self._steps):
                 if row.generation < answer.founding or row.operation <= answer.operation:
@@ -184,10 +185,10 @@ class ProgressKeeper:
         with self._lock:
             self._under_way = None
 
-    def has_remarks(self) -> bool:
+    def has_lines(self) -> bool:
         """Whether there are any that may not be recorded."""
         with self._lock:
-            return bool(self._remarks)
+            return bool(self._lines)
 
     def num_unrecorded(self) -> int:
         with self._lock:

@@ -190,7 +190,7 @@ class MemberClient(Generic[AMachine]):
             raise ProtocolError(f"the coordinator sent {header.kind!r}, which no member understands")
 
     def _is_spent(self) -> bool:
-        return not (self._is_main and (self.progress.num_unrecorded() or self.progress.has_remarks()))
+        return not (self._is_main and (self.progress.num_unrecorded() or self.progress.has_lines()))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ class SimulatedHalting:
         """What is saved of a range is what its record says, each lease once, with all that are known to be done."""
         truth, leasing = self._world.truth, worker.leasing
         assert leasing is not None
-        known = leasing.hand.known_done()
+        known = leasing.holder.known_done()
         for number, log in found.logs.items():
             record, which = found.records[number], f"range {number} that {worker.name} left behind"
             applied = [entry[1:] for entry in log if entry[0] == "lease"]

@@ -387,7 +387,7 @@ class World:
                 f"{worker.name}: {member.phase.value} generation {member.generation} applied {member.applied} "
                 f"fenced {member.fenced} next {member.next and member.next.generation} stopped {worker.is_stopped} "
                 f"up {worker.line.is_up} placement {worker.placement.version} "
-                f"{worker.leasing.hand.report() if worker.leasing else ''}"
+                f"{worker.leasing.holder.report() if worker.leasing else ''}"
             )
         lines += [
             f"{server.name}: placement {server.keeper.placement.version} up {server.line.is_up} {server.is_stopped=}"

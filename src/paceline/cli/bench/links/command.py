@@ -116,7 +116,7 @@ def _report(figures: LinkFigures, json: Path | None) -> None:
     console = output_console()
     for table in report.tables(figures):
         console.print(table)
-    for line in report.remarks(figures):
+    for line in report.notes(figures):
         typer.echo(line)
     if json is not None:
         head = {"benchmark": "links", "command": this_command(), "machine": machine.describe()}

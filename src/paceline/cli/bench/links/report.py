@@ -40,7 +40,7 @@ def _cell(figures: LinkFigures, sender: int, receiver: int) -> str:
     return f"{digits(figures.latency_ms[sender][receiver])} ms, {digits(figures.mb_per_s[sender][receiver])} MB/s"
 
 
-def remarks(figures: LinkFigures) -> list[str]:
+def notes(figures: LinkFigures) -> list[str]:
     """A line for each host all of whose links are slow, and for each slow link besides."""
     slow, far = slow_links(figures), far_links(figures)
     fastest, nearest = max(_values(figures.mb_per_s)), min(_values(figures.latency_ms))

@@ -32,7 +32,7 @@ class Mutation(NamedTuple):
     choices: Callable[[float], Choices] = Choices
     keeper: Callable[..., RangeKeeper] = RangeKeeper
     errand: Callable[..., Errand] = Errand
-    hand: Callable[[str], LeaseHolder] = LeaseHolder
+    holder: Callable[[str], LeaseHolder] = LeaseHolder
     halts: Callable[[Sight, float], OrphanMove] = decide
     agrees: Callable[[Sequence[int], int], Agreed] = agreed
     is_about_load: bool = False
