@@ -457,7 +457,7 @@ def test_errors_arrive_as_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     far: Any = SimpleNamespace(host="far.example", port=1)
     with pytest.raises(dist.DistNetworkError, match=r"far\.example:1 cannot be found: no such host"):
-        listening_address(paceline.c10d.GroupOptions(), far)
+        listening_address(paceline.c10d.Options(), far)
     with pytest.raises(dist.DistBackendError, match="complex32"):
         movable(torch.zeros(2, dtype=torch.complex32).conj())
 

@@ -36,7 +36,7 @@ def new_file() -> str:
 def enter_both(_: None, rank: int, layout: str, path: str) -> None:
     size = len(layout)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size, timeout=TIMEOUT)
-    options = paceline.c10d.GroupOptions(host_label=layout[rank])
+    options = paceline.c10d.Options(host_label=layout[rank])
     assert dist.group.WORLD is not None
     _groups["gloo"] = dist.group.WORLD
     _groups["paceline"] = dist.new_group(backend="paceline", timeout=TIMEOUT, pg_options=options)
@@ -89,7 +89,7 @@ def free_port() -> int:
 
 
 def init(rank: int, where: str, size: int = 3, timeout: timedelta = TIMEOUT, host_label: str = "") -> None:
-    options: Any = paceline.c10d.GroupOptions(host_label=host_label)
+    options: Any = paceline.c10d.Options(host_label=host_label)
     dist.init_process_group(
         "paceline", init_method=where, rank=rank, world_size=size, timeout=timeout, pg_options=options
     )

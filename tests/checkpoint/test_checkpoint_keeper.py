@@ -458,8 +458,8 @@ EXIT = """
 import sys, torch
 from functools import partial
 from pathlib import Path
-from paceline.checkpoint import Contents, Keeper
-keeper = Keeper(Path(sys.argv[1]))
+from paceline.checkpoint import Contents, CheckpointWriter
+keeper = CheckpointWriter(Path(sys.argv[1]))
 big = {"w": torch.ones(4_000_000)}
 keeper.take(Contents(run="r", operation=1, epoch=0, position=0, model=big))
 keeper.settle(1)

@@ -115,7 +115,7 @@ AGENT = """
 import sys, time
 from pathlib import Path
 import msgspec
-from paceline.control.config import Config, launch
+from paceline.control.shell.config import Config, launch
 config = msgspec.json.decode(sys.stdin.buffer.read(), type=Config)
 print(launch(config, stderr=sys.stderr).pid, flush=True)
 time.sleep(600)

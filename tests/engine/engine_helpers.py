@@ -22,7 +22,7 @@ _TOKEN = "PACELINE_TEST_TOKEN"
 # Takes its ticket and nothing else: to its agent, a worker with a session; quick to start.
 SESSION = """
 import os, signal, sys, time
-from paceline.control.ticket import inherited
+from paceline.control.shell.ticket import inherited
 ticket = inherited()
 assert ticket is not None
 """

@@ -18,13 +18,13 @@ LIFE = """
 import sys
 from paceline.server.member import ServerProcess
 from paceline.server.warming import _live, warm_up
-from paceline.server.dense import ELEMENTWISE, Settings
+from paceline.server.dense import ELEMENTWISE, OptimizerSettings
 import torch
 if {warms}:
     warm_up()
 before = set(sys.modules)
 for kind in ELEMENTWISE:
-    _live(Settings(kind, {{"lr": 0.1}}), torch.float32, has_tables=True)
+    _live(OptimizerSettings(kind, {{"lr": 0.1}}), torch.float32, has_tables=True)
 print(len(set(sys.modules) - before))
 """
 

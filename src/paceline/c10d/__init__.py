@@ -10,7 +10,7 @@ docs/torch.md, and ARCHITECTURE.md, "torch.distributed".
 from __future__ import annotations
 
 from paceline.c10d.errors import Aborted, OutOfMemory, TimedOut, TorchMismatch, TorchPeerLost, Unreachable, WrongCall
-from paceline.c10d.options import GroupOptions
+from paceline.c10d.options import Options
 from paceline.c10d.process_group import ProcessGroup
 from paceline.c10d.registering import register
 from paceline.c10d.regrouping import regroup
@@ -18,7 +18,7 @@ from paceline.store.torch_store import StoreFailed
 
 __all__ = [
     "Aborted",
-    "GroupOptions",
+    "Options",
     "OutOfMemory",
     "ProcessGroup",
     "StoreFailed",

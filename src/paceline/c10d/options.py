@@ -16,7 +16,7 @@ from paceline.wire.dialing import is_loopback
 LOOPBACK = "127.0.0.1"
 
 
-class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """`host` is the address that this process listens on; without it, the one from which it reaches the store, or
     loopback where the store has no address. `tls` is on unless that is a loopback address. Members with different
     `host_label` do not share memory, even on one machine."""
@@ -44,7 +44,7 @@ class FormedGroup:
         self.owned = owned
 
 
-def listening_address(options: GroupOptions, store: Store) -> tuple[str, bool]:
+def listening_address(options: Options, store: Store) -> tuple[str, bool]:
     """Where to listen, and whether with TLS."""
     host = options.host or _address_towards(store)
     return host, not is_loopback(host) if options.tls is None else options.tls

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 
 from paceline.c10d import rendezvous
 from paceline.c10d.errors import WrongCall, translated
-from paceline.c10d.options import FormedGroup, GroupOptions
+from paceline.c10d.options import FormedGroup, Options
 from paceline.c10d.process_group import NAME, ProcessGroup
 
 
@@ -21,7 +21,7 @@ def create(given: Any, options: Any) -> ProcessGroup:
     """What torch calls for every new group on its members; `given` has the store, the rank and the timeout."""
     if isinstance(options, FormedGroup):
         return ProcessGroup(options.group, given.store, options.first, options.owned)
-    if options is not None and not isinstance(options, GroupOptions):
+    if options is not None and not isinstance(options, Options):
         raise WrongCall(f"pg_options={options!r}: give a paceline.c10d.Options, or leave it out")
     with translated(), _counting_no_failure():
         group = rendezvous.form(
@@ -30,7 +30,7 @@ def create(given: Any, options: Any) -> ProcessGroup:
             given.group_size,
             name=str(given.group_id),
             timeout_s=given.timeout.total_seconds(),
-            options=options or GroupOptions(),
+            options=options or Options(),
         )
     return ProcessGroup(group, given.store)
 

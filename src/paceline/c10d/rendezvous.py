@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from paceline.c10d.errors import WrongCall
-from paceline.c10d.options import LOOPBACK, GroupOptions, listening_address
+from paceline.c10d.options import LOOPBACK, Options, listening_address
 from paceline.c10d.sealing import Seal
 from paceline.collective import Group
 from paceline.store.torch_store import StoreFailed
@@ -72,9 +72,7 @@ def _this_process() -> str:
     return _tokens.setdefault(os.getpid(), secrets.token_hex(8))
 
 
-def form(
-    store: Store, rank: int, size: int, *, name: str, timeout_s: float, options: GroupOptions = GroupOptions()
-) -> Group:
+def form(store: Store, rank: int, size: int, *, name: str, timeout_s: float, options: Options = Options()) -> Group:
     """Come to the store, wait for the others, form the group; it owns what was opened here."""
     if not 0 <= rank < size:
         raise WrongCall(f"rank {rank} is not one of 0..{size - 1}: the world has {size} processes")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Backend
 
-from paceline.c10d.options import GroupOptions
+from paceline.c10d.options import Options
 from paceline.c10d.process_group import NAME, ProcessGroup
 
 
@@ -27,7 +27,7 @@ def with_our_backend(
         )
     if _is_for_us(str(bound.arguments["backend"])):
         bound.arguments["backend"] = Backend(NAME)
-        if not isinstance(bound.arguments.get("backend_options"), GroupOptions):
+        if not isinstance(bound.arguments.get("backend_options"), Options):
             bound.arguments["backend_options"] = None  # Gloo's own
     return bound.args, bound.kwargs
 

@@ -45,6 +45,7 @@ def ticket_of(config: Config, agent: str) -> Ticket:
         fingerprint=Identity(config.member, pem=config.pem).fingerprint,
         tls=config.tls,
         agent=agent,
+        resumed=config.resumed,
     )
 
 

@@ -31,8 +31,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class ClaimedFolder:
     """A claimed folder."""
 
-    def __init__(self, folder: Path, lock: Fd) -> None:
+    def __init__(self, folder: Path, lock: Fd, *, is_resumed: bool = False) -> None:
         self.folder = folder
+        self.is_resumed = is_resumed
         self.logs = folder / LOGS
         self.logs.mkdir(mode=0o700, exist_ok=True)
         self._lock = lock
@@ -73,7 +74,7 @@ def claim(root: Path, name: str, *, resume: bool = False) -> ClaimedFolder:
                 f"the name {name!r} was used before in {root}; go on with that run (--resume), or choose another --name"
             )
         folder.chmod(0o700)
-        return ClaimedFolder(folder.resolve(), lock)
+        return ClaimedFolder(folder.resolve(), lock, is_resumed=resume)
     except BaseException:
         if lock is not None:
             lock.close()

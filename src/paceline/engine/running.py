@@ -153,7 +153,11 @@ class Lifetime:
             workers=hosting.workers, servers=hosting.servers, restarts=hosting.restarts, strict=hosting.strict
         )
         config = Config.new(
-            run=self.place.name, folder=self.place.folder, settings=hosting.settings(), host=hosting.host
+            run=self.place.name,
+            folder=self.place.folder,
+            settings=hosting.settings(),
+            host=hosting.host,
+            resumed=self.place.is_resumed,
         )
         identity = Identity()
         ticket = msgspec.structs.replace(ticket_of(config, identity.member), capacity=hosting.capacity.declared)

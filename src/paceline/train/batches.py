@@ -59,7 +59,7 @@ class GlobalBatches:
         self._min_share = min_share
         self._among_all = among_all
         self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order)
-        self.sampling = Sampling(global_batch, self._orders.describe())
+        self.sampling = Sampling(global_batch, self._orders.describe(), self.length)
         self.num_steps = num_steps(self.length, global_batch)
         self._ahead: Batch | None = None  # the one that comes next, as it seemed
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -82,6 +84,12 @@ def occupy(ticket: Ticket | None) -> None:
     _unused = None
     if ticket is not None:
         _joined_run = ticket.run
+
+
+def training_of(ticket: Ticket | None) -> str:
+    """An id of this training: the same for all workers of a run, and for those that it starts again."""
+    secret = ticket.secret if ticket is not None else secrets.token_bytes(32)
+    return hashlib.sha256(b"paceline training " + secret).hexdigest()[:32]
 
 
 def depot_of(ticket: Ticket | None, identity: Identity) -> Depot | None:

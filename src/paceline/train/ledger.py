@@ -78,6 +78,7 @@ class TrainingLedger:
     def look_for_start(self) -> int:
         """The operation of the newest checkpoint; `NOTHING` if there is none. The first look reads it and holds it
         ready, if it is on this machine; later ones, of a worker that waits, go by its name."""
+        self.saver.claim()
         if not self._resumes:
             return NOTHING
         if not self._has_looked and self.saver.is_near:
@@ -116,7 +117,6 @@ class TrainingLedger:
             kept,
             self._sampling,
             position=start.position,
-            length=self._length,
             leases=list(start.state.get("leases", {}).values()),
             is_leased=self._leased,
         )

@@ -18,6 +18,7 @@ from paceline.custody.moving import CustodyError
 from paceline.custody.names import path_of
 from paceline.custody.shelf import RetentionRules
 from paceline.errors import CheckpointError, CorruptCheckpoint, Evicted
+from paceline.train.folder_claim import FolderClaim
 from paceline.train.halting import write_held
 from paceline.train.sampling import SAMPLING
 from paceline.train.sources import CheckpointSource, choose
@@ -62,13 +63,16 @@ class Saver:
         *,
         own: Path | None = None,
         depot: Depot | None = None,
+        claim: FolderClaim | None = None,
     ) -> None:
-        """`own` is the folder of the run on this machine, `depot` the way to the run's host where that is another."""
+        """`own` is the folder of the run on this machine, `depot` the way to the run's host where that is another.
+        `claim` is for a folder that the script has named."""
         self._settings = settings
         self._folder = folder
         self._on_event = on_event
         self._own = own
         self._depot = depot
+        self._claim = claim
         self.is_orphaned: Callable[[], bool] = lambda: False  # whether the run's host is taken for lost
         self.is_quiet: Callable[[], bool] = lambda: False  # whether it has not been heard of for a moment
         self._keeper: CheckpointWriter | None = None
@@ -88,7 +92,16 @@ class Saver:
     @functools.cached_property
     def _source(self) -> CheckpointSource:
         assert self._folder is not None
-        return choose(self._folder, self._own, self._depot, is_given=self._settings.folder is not None)
+        source = choose(self._folder, self._own, self._depot, is_given=self._settings.folder is not None)
+        if not source.is_near:
+            self._claim = None  # they go into the folder of the run
+        elif self._claim is not None:
+            self._claim.take()
+        return source
+
+    def claim(self) -> None:
+        """`CheckpointError` if the folder that the script has named holds checkpoints of another training."""
+        _ = self._source if self._folder is not None else None
 
     def newest(self) -> Contents | None:
         """The newest checkpoint that is intact; bad ones that are newer are reported and put aside."""
@@ -171,6 +184,8 @@ class Saver:
                 on_event=self._on_event,
                 make_store=self._source.store,
             )
+        if self._claim is not None:
+            self._claim.check()
         self._last_time = time.monotonic()
         if wait or score is not None:
             self._wait_until_free(self._keeper, is_last=wait)

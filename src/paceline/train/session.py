@@ -60,6 +60,7 @@ from paceline.train.book import Mode
 from paceline.train.endings import Endings
 from paceline.train.evaluation import Validate
 from paceline.train.evaluator import Evaluator
+from paceline.train.folder_claim import FolderClaim
 from paceline.train.frames import boundary, boundary_of_loop
 from paceline.train.halting import Halting
 from paceline.train.headers import Headers
@@ -166,7 +167,10 @@ class Session:
         own = joining.folder_of(self._ticket)
         folder = Path(checkpoints.folder) if checkpoints.folder is not None else own
         depot = joining.depot_of(self._ticket, self._identity)
-        self._saver = Saver(checkpoints, folder, self._tell, own=own, depot=depot)
+        resumes = checkpoints.resume or (self._ticket is not None and self._ticket.resumed)
+        whose = joining.training_of(self._ticket)
+        claim = FolderClaim(folder, whose, resumes=resumes) if folder is not None and folder != own else None
+        self._saver = Saver(checkpoints, folder, self._tell, own=own, depot=depot, claim=claim)
         training = TrainingState(model, optimizers, others, self._strategy.aggregation)
         self._ledger = TrainingLedger(
             *(training, self._saver, self._batches.length, self._tell),

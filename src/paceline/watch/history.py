@@ -1,7 +1,7 @@
 """Losses and metrics as plain lists, for plots and notebooks; and which rows of a run count.
 
     from pathlib import Path
-    from paceline.control.reader import RunReader
+    from paceline.control.journal.reader import RunReader
     from paceline.watch.history import losses, metrics
 
     with RunReader(Path("runs/digits")) as reader:

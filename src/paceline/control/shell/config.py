@@ -26,7 +26,8 @@ VARIABLE = "PACELINE_COORDINATOR_FD"
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What a coordinator needs to be the same one when it is started again; keep it as secret as the run's secret.
     Made by `Config.new`. `parent` is the process that it must not outlive, 0 for none; `is_again` says that it is not
-    the first one of this run, and `last_port` where the one before listened, for one that has forgotten it."""
+    the first one of this run, and `last_port` where the one before listened, for one that has forgotten it. `resumed`:
+    the run was gone on with by `--resume`."""
 
     run: str
     folder: str
@@ -42,6 +43,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     parent: int = 0
     is_again: bool = False
     last_port: int = 0
+    resumed: bool = False
 
     @classmethod
     def new(
@@ -55,6 +57,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         port: int = 0,
         tls: bool | None = None,
         parent: int = 0,
+        resumed: bool = False,
     ) -> Config:
         """TLS is on unless `host` is a loopback address. `advertised` is how others call this host, `port` 0 lets the
         system choose at the first start."""
@@ -74,6 +77,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             pem=identity.to_pem(),
             local_name=f"paceline-{secrets.token_hex(16)}",
             parent=parent,
+            resumed=resumed,
         )
 
     def __repr__(self) -> str:

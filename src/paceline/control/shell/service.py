@@ -165,6 +165,7 @@ class CoordinatorService:
             fingerprint=identity.fingerprint,
             tls=config.tls,
             replicas=config.settings.replicas,
+            resumed=config.resumed,
         )
 
     def _listen(self, identity: Identity, remembered: Mapping[str, bytes]) -> Endpoint:

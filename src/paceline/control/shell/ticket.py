@@ -31,7 +31,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     `local_name`, everybody else at `address`. `agent` is the id of the agent that started the holder, `capacity` how
     much its workers and servers are said to bear beside others, 0 if nothing was said. `guest` says that the holder's
     agent joined the run: then `folder` is that agent's own, and the run's is where the coordinator is. `replicas` is on
-    how many servers each parameter is."""
+    how many servers each parameter is, `resumed` whether the run was gone on with by `--resume`."""
 
     run: str
     folder: str
@@ -45,6 +45,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     capacity: float = 0.0
     guest: bool = False
     replicas: int = 1
+    resumed: bool = False
 
     def __repr__(self) -> str:
         return f"Ticket(run={self.run!r}, address={self.address!r}, tls={self.tls})"
