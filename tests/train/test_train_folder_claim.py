@@ -1,8 +1,9 @@
-"""A folder that a script names for its checkpoints belongs to one training at a time."""
+"""A folder that a script names for its checkpoints belongs to one training; what does not fit is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,12 @@ from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
 
-def train(folder: Path, *, length: int = 40, epochs: int = 1, resume: bool = False) -> int:
+def train(folder: Path, *, length: int = 40, epochs: int = 1, resume: bool = False, kind: Any = torch.optim.SGD) -> int:
     """How many steps were done in all."""
     model = nn.Linear(3, 1)
     data = torch.utils.data.TensorDataset(torch.randn(length, 3), torch.randn(length, 1))
     checkpoints = Checkpoints(folder=folder, every_s=None, every_steps=5, resume=resume)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = kind(model.parameters(), lr=0.01)
     with Session(model, optimizer, data=data, global_batch=4, checkpoints=checkpoints) as session:
         for epoch in session.epochs(epochs):
             for batch in epoch:
@@ -73,3 +74,10 @@ def test_in_the_middle_of_an_epoch_the_data_must_have_as_many_samples(tmp_path: 
     for length in (20 + 4, 80):
         with pytest.raises(ValueError, match=rf"an epoch of 40 samples, and now the data has {length}"):
             train(tmp_path, length=length, resume=True)
+
+
+def test_another_optimizer_does_not_go_on_with_the_state_of_this_one(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    train(tmp_path)
+    with pytest.raises(ValueError, match="the state is of SGD, and this session has Adam; go on with the optimizers"):
+        train(tmp_path, epochs=2, resume=True, kind=torch.optim.Adam)
