@@ -7,8 +7,8 @@ files       write and read checkpoints
 weights     those of a checkpoint, into a model
 room        memory for many tensors at once
 snapshot    copies of live tensors in memory that is used again
-stores      where a keeper's checkpoints go: a folder here, or the run's host
-keeper      snapshots, the thread that writes them, publication when settled
+stores      where a writer's checkpoints go: a folder here, or the run's host
+writer      snapshots, the thread that writes them, publication when settled
 """
 
 from paceline.checkpoint.files import Contents, newest_good, read, write
