@@ -237,6 +237,20 @@ def test_nobody_waits_for_workers_that_will_not_come() -> None:
     assert plan.members == ("A", "B")
 
 
+def test_nobody_waits_for_a_worker_that_was_drained() -> None:
+    """All others died: who comes in their place founds the run at once, though more were wanted in the beginning."""
+    table = Table(RunSettings(wanted=3, fewest=1, grace_s=20.0))
+    for member in "AB":
+        table.report(member, phase=Phase.READY)
+    living = {table.pid_of(member): ProcessVitals("S", False) for member in "AB"}
+    table.handle(AgentReport("", 1, living, {}, num_expected=3))
+    assert table.machine.standing.current is None, "one more may come"
+    table.handle(AgentReport("", 2, living, {}, num_expected=2))
+    plan = table.machine.standing.current
+    assert plan is not None
+    assert plan.members == ("A", "B")
+
+
 def test_who_has_left_is_no_holder_of_the_state_when_those_it_left_are_gone(table: Table) -> None:
     """A may have gone on alone, and told nobody: what B holds can be older than what counted."""
     table.report("B", **WORKING, leaving=True)

@@ -42,8 +42,10 @@ def test_a_dead_worker_is_started_again_after_growing_pauses_and_not_for_ever() 
         assert driver.machine.wakes_at() == driver.now + pause_s
         assert starts(driver.tell(AgentTick(), pause_s * 0.9)) == []
         assert starts(driver.tell(AgentTick(), pause_s * 0.1 + 1e-6)) == [1]
+    assert driver.machine.num_expected == 2
     driver.tell(Exited(1, KILLED))
     assert driver.machine.slots[1].state is SlotState.FINAL
+    assert driver.machine.num_expected == 1
     assert starts(driver.tell(AgentTick(), 100.0)) == []
     assert not driver.machine.exhausted, "the other one lives"
     assert any(isinstance(action, PrintLine) and "not started again" in action.text for action in driver.log)

@@ -224,7 +224,14 @@ class Agent:
         if self._client is not None:
             servers = tuple(process.pid for slot, process in self._running.items() if self._is_server(slot))
             machine = self._machine
-            self._client.update(self._vitals, machine.exits, machine.exhausted, servers, machine.servers_exhausted)
+            self._client.update(
+                self._vitals,
+                machine.exits,
+                machine.exhausted,
+                servers,
+                machine.servers_exhausted,
+                machine.num_expected,
+            )
 
     def _is_server(self, slot: int) -> bool:
         return self._machine.slots[slot].is_server

@@ -115,6 +115,11 @@ class Supervisor:
         return self.is_spent and (self._sessions or self.stage is SupervisorStage.FAILING)
 
     @property
+    def num_expected(self) -> int:
+        """How many workers live here, or may be started yet."""
+        return sum(slot.state is not SlotState.FINAL for slot in self._workers.slots)
+
+    @property
     def servers_exhausted(self) -> bool:
         """Whether no server lives here, and none will be started any more."""
         return self._servers.is_final

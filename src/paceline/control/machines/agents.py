@@ -56,6 +56,8 @@ class Agents:
     def may_bring_more(self, num_ready: int) -> bool:
         """Whether a worker lives, or may be started yet, that is not among those that are ready."""
         reports = self._reports.values()
+        if reports and all(report.num_expected >= 0 for report in reports):
+            return sum(report.num_expected for report in reports) > num_ready
         if not reports or not all(report.exhausted for report in reports):
             return True
         return sum(report.num_workers for report in reports) > num_ready
@@ -103,4 +105,4 @@ class Agents:
 
 
 def _decisive(report: AgentReport) -> tuple[object, ...]:
-    return report.exits, report.exhausted, report.servers_exhausted
+    return report.exits, report.exhausted, report.servers_exhausted, report.num_expected

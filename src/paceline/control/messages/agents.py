@@ -14,7 +14,8 @@ class ProcessVitals(msgspec.Struct, frozen=True):
 
 class AgentReport(msgspec.Struct, frozen=True):
     """All that an agent knows of its children, by process id: those that live, and how the others ended; `servers` are
-    those of the living that are no workers. An agent that is `exhausted` will start no more workers."""
+    those of the living that are no workers. An agent that is `exhausted` will start no more workers.
+    `num_expected` are the workers that live there or may be started yet; -1 if that is not known."""
 
     agent: str
     number: int
@@ -23,6 +24,7 @@ class AgentReport(msgspec.Struct, frozen=True):
     exhausted: bool = False
     servers: tuple[int, ...] = ()
     servers_exhausted: bool = False
+    num_expected: int = -1
 
     @property
     def num_workers(self) -> int:

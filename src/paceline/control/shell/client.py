@@ -235,11 +235,14 @@ class AgentClient:
         exhausted: bool,
         servers: tuple[int, ...] = (),
         servers_exhausted: bool = False,
+        num_expected: int = -1,
     ) -> None:
         """All that is known, by process id; said at once and with every heartbeat."""
         with self._lock:
             agent, number = self._report.agent, self._report.number
-            self._report = AgentReport(agent, number, dict(living), dict(exits), exhausted, servers, servers_exhausted)
+            self._report = AgentReport(
+                agent, number, dict(living), dict(exits), exhausted, servers, servers_exhausted, num_expected
+            )
         self._courier.speak()
 
     def _compose(self) -> Iterable[tuple[str, Any]]:

@@ -41,12 +41,19 @@ SHUTS_THE_DOOR = frozenset(
 
 @dataclass(frozen=True)
 class Injury:
-    """A fault as it was acted: when, to whom. `victims` are processes of workers that may end, or stand still."""
+    """A fault as it was acted: when, to whom. `victims` are processes of workers that may end, or stand still;
+    `takes_all` says that a kill left nobody, so that all begin again from a checkpoint."""
 
     fault: Fault
     began: float
     ended: float
     victims: frozenset[int] = frozenset()
+    takes_all: bool = False
+
+    @property
+    def outage_s(self) -> float:
+        """How long nobody may step because of it."""
+        return START_S if self.takes_all else outage_s(self.fault)
 
 
 def evicts(fault: Fault) -> bool:
@@ -106,7 +113,7 @@ def outage_s(fault: Fault) -> float:
 def allowed_gap_s(injuries: Sequence[Injury], since: float, until: float) -> float:
     """How long a worker that is no victim may take from one step to the next, given what happened meanwhile."""
     near = [one for one in injuries if one.began <= until and since <= one.ended + AFTERMATH_S]
-    return STALL_S + sum(outage_s(one.fault) for one in near)
+    return STALL_S + sum(one.outage_s for one in near)
 
 
 def stretch(runnable: Sequence[float], cores: int) -> float:

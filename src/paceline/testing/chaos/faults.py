@@ -122,6 +122,7 @@ def _kill_head(stage: ChaosRun) -> Hit:
         command.process.kill()
         command.process.wait()
     stage.wait_until(lambda: not stage.processes(), 10.0, "what the agents started to die with them")
+    victims |= stage.beats.look().keys()
     begin_again(stage)
     return Hit(victims)
 
@@ -140,6 +141,7 @@ def lose_head(stage: ChaosRun, fault: Fault) -> Hit:
     stage.kill(*(pid for pid in stage.processes() if stage.host_of(pid) == 0))
     guests = [one for one in commands if not one.is_victim]
     wait_ended(stage, guests, "the loss of host 0", (HALTED,), expecting.HALT_S)
+    victims |= stage.beats.look().keys()
     head.mend()
     stage.violations += heads.wrong_with(stage, guests, is_whole=is_whole)
     heir = heads.heir_of(stage, guests)
@@ -260,6 +262,7 @@ def resume(stage: ChaosRun, _: Fault) -> Hit:
     if code != 0:
         raise ChaosTimeout(f"paceline stop failed (exit code {code}): {text.strip()}")
     wait_ended(stage, commands, "paceline stop", (0,))
+    victims |= stage.beats.look().keys()  # also those that made their first step meanwhile
     begin_again(stage)
     return Hit(victims)
 
@@ -273,6 +276,7 @@ def term(stage: ChaosRun, _: Fault) -> Hit:
     wait_ended(stage, commands, "SIGTERM to every process", (expecting.INTERRUPTED,))
     if _newest_checkpoint(stage) <= before:
         stage.violations.append("SIGTERM to every process: no checkpoint was written")
+    victims |= stage.beats.look().keys()
     begin_again(stage)
     return Hit(victims)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.testing.chaos import checks, copies, expecting, faults, leftovers
 from paceline.testing.chaos.expecting import Injury
 from paceline.testing.chaos.placing import is_settled
-from paceline.testing.chaos.schedule import Fault, Schedule
+from paceline.testing.chaos.schedule import Fault, FaultKind, Schedule
 from paceline.testing.chaos.stage import ChaosRun, ChaosTimeout
 from paceline.testing.netlab import NetlabError
 
@@ -129,7 +129,8 @@ def _act(stage: ChaosRun, fault: Fault, played: Played) -> None:
         return
     played.acted.append(fault.kind.value)
     now, victims = time.monotonic(), frozenset(hit.victims)
-    stage.injuries.append(Injury(fault, began, max(now, began + fault.length_s), victims))
+    takes_all = fault.kind in (FaultKind.KILL, FaultKind.PAIR) and not stage.living()
+    stage.injuries.append(Injury(fault, began, max(now, began + fault.length_s), victims, takes_all))
     if hit.lift is not None:
         stage.later(began + fault.length_s, hit.lift)
 
