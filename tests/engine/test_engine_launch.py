@@ -145,7 +145,7 @@ def test_a_function_of_an_interactive_session_travels_by_value(tmp_path: Path) -
 
 
 def test_what_a_lost_worker_raised_is_no_value(caplog: pytest.LogCaptureFixture) -> None:
-    results = launching.Results(b"task")
+    results = launching.LaunchResults(b"task")
     try:
         for slot in range(3):
             results.attach(slot)
@@ -163,7 +163,7 @@ def test_what_a_lost_worker_raised_is_no_value(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_strict_run_that_ends_without_a_worker_has_failed(tmp_path: Path) -> None:
-    results = launching.Results(b"task")
+    results = launching.LaunchResults(b"task")
     place = folders.claim(tmp_path, "a")
     try:
         ended = RunOutcome(RunResult.ENDED, 3, missing=("w1 was refused: another model",))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paceline.errors import StrategyError
-from paceline.strategy import Contribution, Synchronous
+from paceline.strategy import Contribution, Synchronous, loss_calls
 from paceline.strategy.options import SessionOptions
 
 
@@ -157,3 +157,24 @@ def test_parameters_that_are_used_now_and_then_are_looked_for_once(monkeypatch: 
     for step in range(1, 9):
         a_step(strategy, (first, second)[step % 2], step)
     assert len(looked) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        ((1, 2), r"2 values is passed as 2 arguments: write def loss_fn\(x, y\)"),
+        ((1, 2, 3), r"3 arguments: write def loss_fn\(x0, x1, x2\)"),
+        ({"ids": 1, "labels": 2}, r"by keywords: write def loss_fn\(ids, labels\)"),
+    ],
+)
+def test_a_loss_function_of_another_signature_is_told_the_one_that_is_wanted(batch: Any, says: str) -> None:
+    def loss_fn(batch: Any) -> None:
+        raise AssertionError("it is not called")
+
+    with pytest.raises(TypeError, match=says):
+        loss_calls.spread(loss_fn, batch)
+
+
+def test_a_type_error_in_a_loss_function_stays_its_own() -> None:
+    with pytest.raises(TypeError, match=r"^unsupported operand"):
+        loss_calls.spread(lambda x, y: x + y, (1, "a"))

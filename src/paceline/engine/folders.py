@@ -68,7 +68,10 @@ def claim(root: Path, name: str, *, resume: bool = False) -> ClaimedFolder:
     lock = _try_lock(folder / AGENT_LOCK)
     try:
         if lock is None or is_live(folder):
-            raise RunRefused(f"the run {name!r} in {root} is in use; end it (paceline stop) or choose another --name")
+            raise RunRefused(
+                f"the run {name!r} in {root} is in use; if it is just ending, try again in a moment; else end it "
+                "(paceline stop) or choose another --name"
+            )
         if was_used(folder) and not resume:
             raise RunRefused(
                 f"the name {name!r} was used before in {root}; go on with that run (--resume), or choose another --name"

@@ -27,11 +27,30 @@ class Piece(NamedTuple):
 
 def spread(function: Callable[..., Any], batch: Any) -> Any:
     """Call a function with a batch as its arguments."""
+    try:
+        if isinstance(batch, tuple | list):
+            return function(*batch)
+        if isinstance(batch, Mapping):
+            return function(**batch)
+        return function(batch)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # not the call itself: something in the function
+        raise TypeError(f"{error}; {_wanted(batch)}") from None
+
+
+def _wanted(batch: Any) -> str:
+    """How a function must look that takes such a batch."""
     if isinstance(batch, tuple | list):
-        return function(*batch)
+        return f"a batch of {len(batch)} values is passed as {len(batch)} arguments: write {_signature(len(batch))}"
     if isinstance(batch, Mapping):
-        return function(**batch)
-    return function(batch)
+        return f"a batch that is a dict is passed by keywords: write def loss_fn({', '.join(map(str, batch))})"
+    return f"a batch that is a {type(batch).__name__} is passed as one argument: write def loss_fn(batch)"
+
+
+def _signature(count: int) -> str:
+    names = ("x", "y") if count == 2 else tuple(f"x{number}" for number in range(count))
+    return f"def loss_fn({', '.join(names)})"
 
 
 def call(loss_fn: LossFn, batch: Any, samples: int) -> Piece:

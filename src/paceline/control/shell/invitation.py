@@ -197,8 +197,14 @@ def enter(text: str, *, deadline: Deadline) -> Ticket:
     try:
         connection = _knock(code, deadline)
     except AddressError as error:
-        late = code.expires < time.time()
-        remedy = f"it has expired, {_AGAIN}" if late else "is the run still going on, and this machine in its network?"
+        remedy = "is the run still going on, and this machine in its network?"
+        if code.expires < time.time():
+            remedy = f"it has expired, {_AGAIN}"
+        elif is_loopback(code.address[0]):
+            remedy = (
+                "the run listens on its own machine only; to let others join, start it with --host ADDRESS, an address "
+                "of its machine that they reach"
+            )
         raise AddressError(f"the invitation leads to nobody: {error}; {remedy}") from error
     except HandshakeRefused as error:
         raise HandshakeRefused(

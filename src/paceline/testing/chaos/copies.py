@@ -101,7 +101,7 @@ class _Watch(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                module.Service.close = _writing(module.Service.close)
+                module.ServerService.close = _writing(module.ServerService.close)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
