@@ -202,8 +202,8 @@ def enter(text: str, *, deadline: Deadline) -> Ticket:
             remedy = f"it has expired, {_AGAIN}"
         elif is_loopback(code.address[0]):
             remedy = (
-                "the run listens on its own machine only; to let others join, start it with --host ADDRESS, an address "
-                "of its machine that they reach"
+                "is the run still going on? It listens on its own machine only: to let others join, start it with "
+                "--host ADDRESS, an address of that machine"
             )
         raise AddressError(f"the invitation leads to nobody: {error}; {remedy}") from error
     except HandshakeRefused as error:
