@@ -27,6 +27,8 @@ def reopened(remembered: Mapping[str, bytes], applied: int) -> dict[str, bytes]:
                 record.fate, record.reason = Fate.DEAD, _REASON
                 changes[key] = record.durable()
     standing = decode(remembered["standing"], CoordinatorState)
+    if standing.over == "ended":
+        applied -= 1  # the end was an operation, too, and nothing of it is done again
     standing = msgspec.structs.replace(
         standing,
         current=None,
