@@ -16,7 +16,7 @@ SHARED: dict[str, str] = {}
 RETIRED = {
     "desk": "LeaseDispatcher",
     "hand": "LeaseHolder",
-    "reaper": "ReaperHandle",
+    "warden": "ReaperHandle",
     "undertaker": "closer",
     "conveyor": "MemoryChannel",
     "remarks": "RUN_LOG",

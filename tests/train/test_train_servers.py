@@ -217,7 +217,7 @@ def refused(what: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("unknown", "ValueError: strategy='servers': use one of 'allreduce', 'server', 'hybrid'"),
+        ("unknown", "ValueError: strategy='servers': give one of 'allreduce', 'server', 'hybrid'"),
         ("no tables", "ValueError: strategy='hybrid' keeps tables on servers, and the model has none"),
         ("LBFGS", "ValueError: LBFGS evaluates the loss several times"),
         ("custom", "Mine"),
