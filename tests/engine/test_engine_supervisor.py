@@ -51,6 +51,25 @@ def test_a_dead_worker_is_started_again_after_growing_pauses_and_not_for_ever() 
     assert any(isinstance(action, PrintLine) and "not started again" in action.text for action in driver.log)
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_worker_that_ends_as_if_all_were_well_while_the_run_counts_on_it_is_started_again(is_over: bool) -> None:
+    """`os._exit(0)` in the loop: it was taken for one that had left in order."""
+    driver = Driver(workers=2, strict=True)
+    driver.open_all()
+    pid = driver.machine.slots[1].pid
+    driver.tell(Exited(1, 0))
+    assert driver.machine.slots[1].state is SlotState.FINAL, "who leaves in order ends like this"
+    driver.tell(AgentDirective(1, 1, "agent", (), is_over, "all members reached the end", lost=(pid,)))
+    if is_over:
+        driver.tell(Exited(0, 0))
+        driver.tell(CoordinatorEnded(0, "ended"))
+        assert driver.machine.outcome is not None
+        assert driver.machine.outcome.code == 3
+        assert driver.machine.outcome.missing == ("w1 exited with code 0 before the end",)
+    else:
+        assert starts(driver.tell(AgentTick(), 0.5 + 1e-6)) == [1]
+
+
 def refusing(driver: Driver, slot: int, number: int = 1) -> AgentDirective:
     return AgentDirective(1, number, "", refused={driver.machine.slots[slot].pid: "seed is 2 here but 1"})
 

@@ -236,10 +236,20 @@ class Supervisor:
             for slot in crew.slots:
                 if slot.pid in directive.refused and self.stage is SupervisorStage.WORKING and not directive.over:
                     crew.refuse(slot, directive.refused[slot.pid])
+        for slot in self._workers.slots:
+            if slot.pid in directive.lost and slot.code == 0 and slot.state is SlotState.FINAL and not slot.lost:
+                self._take_for_lost(slot, is_over=directive.over)
         if directive.over and not self._is_over:
             if directive.failed:
                 self._verdict = "failed"
             self._end_run(directive.verdict)
+
+    def _take_for_lost(self, slot: Slot, *, is_over: bool) -> None:
+        """It ended as if it had been let go, by `os._exit(0)` say, and was not."""
+        if self.stage is SupervisorStage.WORKING and not is_over:
+            self._start_again(slot, 0)
+        else:
+            slot.lost = f"{exit_words(0)} before the end"
 
     def _on_coordinator_ended(self, event: CoordinatorEnded) -> None:
         self._coordinator_runs = False

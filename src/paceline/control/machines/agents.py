@@ -90,6 +90,12 @@ class Agents:
         evicted = (record.introduction for record in records if record.fate is Fate.EVICTED)
         return tuple(sorted(who.pid for who in evicted if who.agent == agent and who.pid in living))
 
+    def lost(self, agent: str, records: Iterable[MemberRecord]) -> tuple[int, ...]:
+        """The processes of an agent that ended while the run counted on them."""
+        exits = self._reports[agent].exits
+        dead = (record.introduction for record in records if record.fate is Fate.DEAD)
+        return tuple(sorted(who.pid for who in dead if who.agent == agent and who.pid in exits))
+
     def refused(self, agent: str, records: Iterable[MemberRecord]) -> dict[int, str]:
         """The processes of an agent that do not fit the run, each with what differs: others would not fit either."""
         found = (record for record in records if record.fate is Fate.REFUSED and record.introduction.agent == agent)

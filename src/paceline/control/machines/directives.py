@@ -60,7 +60,8 @@ class DirectiveWriter:
         over = bool(standing.over)
         records = list(records)
         doomed, refused = agents.doomed(agent, records), agents.refused(agent, records)
-        if agents.is_told(agent, (doomed, over, refused)) and not asked:
+        lost = agents.lost(agent, records)
+        if agents.is_told(agent, (doomed, over, refused, lost)) and not asked:
             return []
         directive = AgentDirective(
             term=standing.term,
@@ -68,6 +69,7 @@ class DirectiveWriter:
             agent=agent,
             kill=doomed,
             refused=refused,
+            lost=lost,
             over=over,
             verdict=standing.reason if over else "",
             failed=standing.over == "failed",

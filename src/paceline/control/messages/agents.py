@@ -34,7 +34,8 @@ class AgentReport(msgspec.Struct, frozen=True):
 
 class AgentDirective(msgspec.Struct, frozen=True):
     """What an agent is to do: kill these processes, start no others in place of those that were `refused` (with what
-    differs), start no more when the run is over; whether it failed, and why it is over."""
+    differs), start no more when the run is over; whether it failed, and why it is over. `lost` are processes whose
+    members were given up: one that ended as if all were well did not."""
 
     term: int
     number: int
@@ -44,3 +45,4 @@ class AgentDirective(msgspec.Struct, frozen=True):
     verdict: str = ""
     failed: bool = False
     refused: dict[int, str] = {}
+    lost: tuple[int, ...] = ()
