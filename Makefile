@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-runs test-parts test-hosts check lint types bench soak simulate chaos torch-suite torch-tools clean
+.PHONY: demo test test-runs test-parts test-hosts check lint types bench bench-quick soak simulate chaos torch-suite torch-tools clean
 
 demo: $(READY)
 	$(BIN)/python examples/elastic.py
@@ -35,32 +35,15 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# Against Gloo, RPC, Ray and Redis, and MPI, where they are installed (Debian: openmpi-bin, redis-server; PyPI: impi-rt). Not part of `make test`: it measures.
+# Against Gloo, RPC, Ray and Redis, MPI and torchft, where they are installed (Debian: openmpi-bin, redis-server; PyPI: impi-rt). Not part of `make test`: it
+# measures, for hours. One alone: `python -m benchmarks.NAME`.
 bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,bench]"
-	$(BIN)/paceline bench allreduce --json benchmarks/results/allreduce-2.json --plot benchmarks/results/allreduce-2.png
-	$(BIN)/paceline bench allreduce --ranks 4 --json benchmarks/results/allreduce-4.json
-	$(BIN)/paceline bench shares --json benchmarks/results/shares.json
-	$(BIN)/paceline bench shares --work timed --json benchmarks/results/shares-timed.json
-	$(BIN)/paceline bench shares --speeds 1,1 --rounds 7 --change-every 0 --no-ddp --json benchmarks/results/shares-equal.json
-	$(BIN)/paceline bench server --json benchmarks/results/server-dense.json
-	$(BIN)/paceline bench server --work sparse --json benchmarks/results/server-sparse.json
-	$(BIN)/python benchmarks/server_unequal.py
-	$(BIN)/python benchmarks/server_deaths.py
-	$(BIN)/python benchmarks/cache.py
-	$(BIN)/python benchmarks/index.py --json benchmarks/results/index.json
-	$(BIN)/python benchmarks/network.py
-	$(BIN)/python benchmarks/deaths.py
-	$(BIN)/python benchmarks/hosts.py
-	$(BIN)/python benchmarks/aborts.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/steps.py
-	$(BIN)/python benchmarks/ddp.py
-	$(BIN)/python benchmarks/outages.py
-	$(BIN)/python benchmarks/joins.py
-	$(BIN)/python benchmarks/equality.py
-	$(BIN)/python benchmarks/checkpoint.py
-	$(BIN)/python benchmarks/control.py
+	$(BIN)/python -m benchmarks
+
+# Each of them in its smallest form, so that none rots: ten minutes on two quiet cores. Its figures say nothing, and none is kept.
+bench-quick: $(READY)
+	$(BIN)/python -m benchmarks --quick
 
 # Random fault schedules of all machines together, and of parts; a failing one is printed as the command that replays it.
 SEEDS ?= 100000

@@ -1,30 +1,26 @@
 """How soon `abort` ends a wait: on the member that calls it, and on the others.
 
-Prints a table, keeps benchmarks/results/aborts.json. Times are from just before `abort` to the moment of the
+Times are from just before `abort` to the moment of the
 exception; rank 0 calls it from another thread, every rank but the last waits in an all-reduce that the last never
 joins.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
+import argparse
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.bench import machine
+from benchmarks.common import Benchmark, Found, Option, Target, with_worst
 from paceline.collective import Group
 from paceline.errors import GroupAborted
 from paceline.testing.crew import Crew
 
-RESULTS = Path(__file__).parent / "results" / "aborts.json"
-NUM_ABORTS = 8
+LAYOUTS = (("aaaa", "direct"), ("abcd", "ring"), ("abcd", "tree"), ("aabb", "hierarchical"))
 
 
 def wait_for_abort(group: Group, algorithm: str) -> Any:
@@ -48,23 +44,38 @@ def wait_for_abort(group: Group, algorithm: str) -> Any:
     raise AssertionError("an all-reduce without all members was completed")
 
 
-def main() -> None:
-    table = Table("hosts", "algorithm", "here, ms", "on the others, ms", title="abort")
+def one_abort(layout: str, algorithm: str) -> tuple[float, float]:
+    """Milliseconds here, and on the slowest of the others."""
+    with Crew(4, hosts=layout) as crew:
+        (called, first), *others = crew.run(wait_for_abort, algorithm)[:3]
+    return (first - called[0]) * 1e3, (max(ended for _, ended in others) - called[0]) * 1e3
+
+
+def measure(options: argparse.Namespace) -> Found:
+    table = Table("hosts", "algorithm", "here, ms (highest)", "on the others, ms (highest)", title="abort")
     rows = []
-    for layout, algorithm in (("aaaa", "direct"), ("abcd", "ring"), ("abcd", "tree"), ("aabb", "hierarchical")):
-        here, elsewhere = [], []
-        for _ in range(NUM_ABORTS):
-            with Crew(4, hosts=layout) as crew:
-                (called, first), *others = crew.run(wait_for_abort, algorithm)[:3]
-            here.append((first - called[0]) * 1e3)
-            elsewhere.append((max(ended for _, ended in others) - called[0]) * 1e3)
-        cells = [f"{statistics.median(found):.2f} (highest {max(found):.2f})" for found in (here, elsewhere)]
-        table.add_row(layout, algorithm, *cells)
+    for layout, algorithm in LAYOUTS:
+        here, elsewhere = zip(*(one_abort(layout, algorithm) for _ in range(options.aborts)), strict=True)
+        table.add_row(layout, algorithm, with_worst(here, ".2f"), with_worst(elsewhere, ".2f"))
         rows.append({"hosts": layout, "algorithm": algorithm, "here_ms": here, "elsewhere_ms": elsewhere})
-    Console(width=120).print(table)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
+    return Found({"rows": rows}, [table])
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "aborts",
+    measure,
+    targets=[
+        Target(
+            "ms until the last wait has ended, the longest of all",
+            "what the README says",
+            lambda record: max(max(row["elsewhere_ms"] + row["here_ms"]) for row in record["rows"]),
+            at_most=2.0,
+        )
+    ],
+    options=[Option("--aborts", 8, quick=1, help="for each layout")],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -9,14 +9,12 @@ running statistics become the mean over shares weighted by samples, as the strat
 `--check` makes one epoch with real workers too, and compares.
 
 Two models: one with BatchNorm after its convolutions, where a sample gives up to 64 values to each mean, and one with
-BatchNorm after a linear layer as well, where a sample gives one. Prints a table and keeps
-benchmarks/results/batch-norm.json.
+BatchNorm after a linear layer as well, where a sample gives one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import tempfile
@@ -27,19 +25,17 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from paceline.cli.bench import machine
-from paceline.control.coordinator_events import Settings
+from benchmarks.common import Benchmark, Found, Option, models
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.data.order import Orders
 from paceline.data.split import split
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.train.session import Session
 
-RESULTS = Path(__file__).parent / "results" / "batch-norm.json"
 BATCH = 32
 FEWEST = 2  # BatchNorm raises on one sample
 NUM_TRAINED = 1500  # of 1797; the others validate
@@ -86,13 +82,10 @@ class Digits(NamedTuple):
         return TensorDataset(self.images[:NUM_TRAINED], self.labels[:NUM_TRAINED])
 
 
-def load_data() -> Digits:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+def load_data() -> tuple[Digits, str]:
+    images, labels, source = models.digits()
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    return Digits(images[shuffled], torch.tensor(digits.target)[shuffled])
+    return Digits(images[shuffled], labels[shuffled]), source
 
 
 def build(name: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -168,7 +161,7 @@ def difference(name: str, shares: tuple[int, ...], seed: int, digits: Digits) ->
         torch.save(digits._asdict(), f"{folder}/data.pt")
         arguments = (work, name, seed, 1, folder)
         size = len(shares)
-        settings = Settings(wanted=size, fewest=size, most=size, shares=shares)
+        settings = RunSettings(wanted=size, fewest=size, most=size, shares=shares)
         with Rehearsal(*arguments, workers=size, folder=Path(folder), settings=settings) as run:
             results = run.finish(range(size), WAIT_S)
     if died := [result for result in results if isinstance(result, Died)]:
@@ -197,8 +190,9 @@ def summary(shares: tuple[int, ...], scores: Sequence[Score], alone: Sequence[Sc
     return found
 
 
-def measure(name: str, seeds: int, epochs: int, digits: Digits) -> list[dict[str, Any]]:
-    scores: dict[tuple[int, ...], list[Score]] = {shares: [] for shares in SHARES}
+def scores_of(name: str, options: argparse.Namespace, digits: Digits) -> list[dict[str, Any]]:
+    seeds, epochs = options.seeds, options.epochs
+    scores: dict[tuple[int, ...], list[Score]] = {shares: [] for shares in SHARES[: options.layouts]}
     began = time.monotonic()
     for seed in range(seeds):
         for shares, found in scores.items():
@@ -207,7 +201,7 @@ def measure(name: str, seeds: int, epochs: int, digits: Digits) -> list[dict[str
     return [summary(shares, found, scores[ALONE]) for shares, found in scores.items()]
 
 
-def show(name: str, rows: Sequence[dict[str, Any]], seeds: int) -> None:
+def tabulate(name: str, rows: Sequence[dict[str, Any]], seeds: int) -> Table:
     columns = ("shares of 32", "loss", "against alone", "worst", "accuracy", "against alone", "worst")
     table = Table(*columns, title=f"BatchNorm {name}, {seeds} seeds, ± standard error")
     for row in rows:
@@ -220,34 +214,41 @@ def show(name: str, rows: Sequence[dict[str, Any]], seeds: int) -> None:
             f"{row['accuracy_against_alone'] * 100:+.2f} ± {row['accuracy_standard_error'] * 100:.2f}",
             f"{row['accuracy_worst']:.2%}",
         )
-    Console(width=120).print(table)
+    return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--epochs", type=int, default=4, help="of 47 steps each")
-    parser.add_argument("--check", action="store_true", help="compare with real workers as well")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
-    options = parser.parse_args()
-    if options.seeds < 2:
-        parser.error(f"--seeds {options.seeds}: 2 or more, so that there is a standard error")
+def measure(options: argparse.Namespace) -> Found:
     torch.set_num_threads(1)
-    digits = load_data()
-    found: dict[str, Any] = {"machine": machine.describe(), "seeds": options.seeds, "epochs": options.epochs}
+    digits, source = load_data()
+    record: dict[str, Any] = {"data": source, "seeds": options.seeds, "epochs": options.epochs}
     if options.check:
-        found["real_workers_differ_by"] = {
+        record["real_workers_differ_by"] = {
             f"{name}, {':'.join(map(str, shares))}": difference(name, shares, 0, digits)
             for name in MODELS
             for shares in ((4, 28), (4, 4, 24))
         }
-        print(found["real_workers_differ_by"], flush=True)
-    found["rows"] = {name: measure(name, options.seeds, options.epochs, digits) for name in MODELS}
-    for name, rows in found["rows"].items():
-        show(name, rows, options.seeds)
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(found, indent=2) + "\n")
+    record["rows"] = {name: scores_of(name, options, digits) for name in MODELS}
+    tables = [tabulate(name, rows, options.seeds) for name, rows in record["rows"].items()]
+    return Found(record, [*tables, f"real workers differ by {record.get('real_workers_differ_by', 'was not asked')}"])
+
+
+def check(options: argparse.Namespace) -> str:
+    return "" if options.seeds >= 2 else f"--seeds {options.seeds}: 2 or more, so that there is a standard error"
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "batch-norm",
+    measure,
+    options=[
+        Option("--seeds", 12, quick=2),
+        Option("--epochs", 4, quick=1, help="of 47 steps each"),
+        Option("--layouts", len(SHARES), quick=3, help="of shares; the first is one process"),
+        Option("--check", False, quick=False, help="compare with real workers as well"),
+    ],
+    check=check,
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

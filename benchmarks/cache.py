@@ -11,17 +11,11 @@ ratio the median over rounds of the ratios of the blocks' medians.
 
 With `--round-trip-ms` servers are taken to be on other hosts, and each exchange with them takes that much longer, in
 which nobody computes; rows are pulled ahead in the background then.
-
-Prints tables, keeps benchmarks/results/cache.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import signal
-import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,20 +23,18 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.cli.bench import machine
-from paceline.control.coordinator_events import Settings
+from benchmarks.common import Benchmark, Found, Option, Target, median, ratio
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.server.client import GroupClient
 from paceline.strategy.served_rows import ServedRows
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.train.session import Session
 
-RESULTS = Path(__file__).parent / "results" / "cache.json"
 ZIPF = 1.05
 NUM_WORKERS = NUM_SERVERS = 2
 NUM_FIELDS = 8
@@ -162,7 +154,7 @@ def _note(seconds: dict[str, list[list[float]]], turn: int, at: int, took: float
 
 
 def run(plan: Plan) -> list[dict[str, Any]]:
-    settings = Settings(
+    settings = RunSettings(
         wanted=NUM_WORKERS, fewest=NUM_WORKERS, most=NUM_WORKERS, servers=NUM_SERVERS, shares=(1,) * NUM_WORKERS
     )
     with (
@@ -200,35 +192,16 @@ def compare_ways(plan: Plan) -> dict[str, Any]:
     num_blocks = len(WAYS) * plan.rounds
     results = run(plan._replace(steps=num_blocks * plan.block, epochs=1))
     seconds = results[0]["seconds"]
-    medians = {way: [statistics.median(block) for block in seconds[way]] for way in WAYS}
-    ratios = {
-        way: statistics.median(ours / base for ours, base in zip(medians["ahead"], medians[way], strict=True))
-        for way in WAYS
-    }
+    medians = {way: [median(block) for block in seconds[way]] for way in WAYS}
+    ratios = {way: ratio(medians["ahead"], medians[way]) for way in WAYS}
     return {
-        "step_s": {way: statistics.median(took for block in seconds[way] for took in block) for way in WAYS},
+        "step_s": {way: median(took for block in seconds[way] for took in block) for way in WAYS},
         "ahead_of": ratios,
         "medians": medians,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=512, help="samples of a step, each with 8 ids")
-    parser.add_argument("--steps", type=int, default=400, help="of an epoch, with and without a cache")
-    parser.add_argument("--epochs", type=int, default=1, help="with and without a cache")
-    parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--width", type=int, default=64, help="of the network's layer")
-    parser.add_argument("--vocabulary", type=int, default=20_000, help="of each of 8 fields")
-    parser.add_argument("--rounds", type=int, default=12, help="of the ways to get rows")
-    parser.add_argument("--block", type=int, default=20, help="steps of a way at a time")
-    parser.add_argument("--round-trip-ms", type=float, default=0.0, help="to servers, for the ways to get rows")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
-    options = parser.parse_args()
-    if options.rounds < 1 or options.block < 4 or options.steps < 1:
-        parser.error("--rounds and --steps of 1 or more, --block of 4 or more")
-    # So that nothing is left behind then either.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+def measure(options: argparse.Namespace) -> Found:
     plan = Plan(options.batch, options.steps, options.dim, options.width, options.vocabulary, options.epochs)
     caches = compare_caches(plan)
     plan = plan._replace(rounds=options.rounds, block=options.block, round_trip_s=options.round_trip_ms / 1e3)
@@ -242,13 +215,46 @@ def main() -> None:
     steps = Table("rows are pulled", "ms a step", "ahead : this", title="ways to get rows, in turns")
     for way in WAYS:
         steps.add_row(way, f"{1e3 * ways['step_s'][way]:.2f}", f"{ways['ahead_of'][way]:.3f}")
-    console = Console(width=120)
-    console.print(table)
-    console.print(steps)
-    options.json.parent.mkdir(exist_ok=True)
-    found = {"machine": machine.describe(), "plan": plan._asdict(), "cache": caches, "ways": ways}
-    options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return Found({"plan": plan._asdict(), "cache": caches, "ways": ways}, [table, steps])
+
+
+def check(options: argparse.Namespace) -> str:
+    fine = options.rounds >= 1 and options.block >= 4 and options.steps >= 1
+    return "" if fine else "--rounds and --steps of 1 or more, --block of 4 or more"
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "cache",
+    measure,
+    targets=[
+        Target(
+            "part of the bytes that a cache saves",
+            "the same training without a cache",
+            lambda record: float(record["cache"]["fewer_bytes"]),
+            at_least=0.3,
+        ),
+        Target(
+            "relative difference of the held-out losses",
+            "the same training without a cache",
+            lambda record: float(record["cache"]["loss_difference"]),
+            at_most=0.01,
+        ),
+    ],
+    options=[
+        Option("--batch", 512, quick=64, help="samples of a step, each with 8 ids"),
+        Option("--steps", 400, quick=10, help="of an epoch, with and without a cache"),
+        Option("--epochs", 1, quick=1, help="with and without a cache"),
+        Option("--dim", 16, quick=4),
+        Option("--width", 64, quick=8, help="of the network's layer"),
+        Option("--vocabulary", 20_000, quick=500, help="of each of 8 fields"),
+        Option("--rounds", 12, quick=1, help="of the ways to get rows"),
+        Option("--block", 20, quick=4, help="steps of a way at a time"),
+        Option("--round-trip-ms", 0.0, quick=0.0, help="to servers, for the ways to get rows"),
+    ],
+    check=check,
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

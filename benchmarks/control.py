@@ -1,7 +1,7 @@
 """What a coordinator costs: N members connect, are seated in one plan, and report twice a second while their operation
 numbers grow, as in a training.
 
-Prints a table, keeps benchmarks/results/control.json. The service is a real one, a process of its own; the members are
+The service is a real one, a process of its own; the members are
 real connections and real machines, many to a process. "processor" is that of the service's process alone, user and
 system. The round trip is from a heartbeat's send to its answer, as a member sees it.
 """
@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import random
 import resource
 import select
-import statistics
 import subprocess
 import tempfile
 import time
@@ -25,26 +23,34 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.bench import machine
-from paceline.control.config import Config, launch
-from paceline.control.coordinator_events import Settings
-from paceline.control.courier import reach
-from paceline.control.line import Bell, Line
-from paceline.control.member import Member
-from paceline.control.member_events import Begin, Event, Form, Formed, Kind, Ready, Staged, Take
-from paceline.control.messages import Directive, Introduction, Phase
-from paceline.control.progress import Recorded
-from paceline.control.ticket import Ticket, read_access
+from benchmarks.common import Benchmark, Found, Option, median
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import (
+    Begin,
+    Event,
+    FormGroup,
+    GroupFormed,
+    MemberReady,
+    OperationKind,
+    StateStaged,
+    Take,
+)
+from paceline.control.messages.members import Directive, Introduction
+from paceline.control.messages.plan import Phase
+from paceline.control.messages.progress import Recorded
+from paceline.control.shell.config import Config, launch
+from paceline.control.shell.courier import reach
+from paceline.control.shell.line import Bell, ControlConnection
+from paceline.control.shell.ticket import Ticket, read_access
 from paceline.errors import WireError
 from paceline.wire.card import Card, this_host
 from paceline.wire.deadline import Deadline
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
-RESULTS = Path(__file__).parent / "results" / "control.json"
 HEARTBEAT_S = 0.5
 DIALERS = 8
 SEATING_S = 300.0
@@ -57,21 +63,21 @@ class Extra:
         identity = Identity()
         self.machine = Member(identity.member)
         self.bell = Bell()
-        self.line = Line(_dial(ticket, identity), self.bell)
+        self.line = ControlConnection(_dial(ticket, identity), self.bell)
         self.sent_at = 0.0
         self.beats_at = 0.0
         host = this_host()
         card = Card(identity.member, "worker", host, ("127.0.0.1", 1), "", identity.fingerprint, False, (0, 1))
-        self.post(Ready(Introduction(card, os.getpid(), "here", "agent", {"model": "m"})))
-        self.post(Begin(Kind.STEP))
+        self.post(MemberReady(Introduction(card, os.getpid(), "here", "agent", {"model": "m"})))
+        self.post(Begin(OperationKind.STEP))
 
     def post(self, event: Event) -> None:
         """Groups are formed, and state is there, as soon as it is asked for."""
         for action in self.machine.handle(event):
-            if isinstance(action, Form):
-                self.post(Formed(action.plan.generation))
+            if isinstance(action, FormGroup):
+                self.post(GroupFormed(action.plan.generation))
             elif isinstance(action, Take):
-                self.post(Staged(action.plan.generation, max(action.plan.base, 0)))
+                self.post(StateStaged(action.plan.generation, max(action.plan.base, 0)))
         self.beats_at = min(self.beats_at, time.monotonic())
 
     def beat(self, now: float) -> None:
@@ -157,10 +163,10 @@ def _memory_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def measure(size: int, seconds: float, num_processes: int) -> dict[str, float]:
+def measure_crowd(size: int, seconds: float, num_processes: int) -> dict[str, float]:
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(wanted=size, fewest=size, most=size, silence_s=60.0, grace_s=SEATING_S)
+        settings = RunSettings(wanted=size, fewest=size, most=size, silence_s=60.0, grace_s=SEATING_S)
         service = launch(
             Config.new(run="crowd", folder=Path(folder), settings=settings),
             stderr=subprocess.DEVNULL,
@@ -201,7 +207,7 @@ def measure(size: int, seconds: float, num_processes: int) -> dict[str, float]:
         "processor_ms_a_member_and_second": used / elapsed / size * 1e3,
         "processor_share": used / elapsed,
         "beats_a_second": len(trips) / elapsed,
-        "round_trip_p50_ms": statistics.median(trips) * 1e3,
+        "round_trip_p50_ms": median(trips) * 1e3,
         "round_trip_p99_ms": trips[int(len(trips) * 0.99)] * 1e3,
         "memory_mib": memory_mib,
     }
@@ -224,34 +230,41 @@ def _ticket(folder: Path, pid: int) -> Ticket:
     raise TimeoutError("the service does not start")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--members", type=int, nargs="+", default=[50, 200, 1000])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of heartbeats, for each row")
-    parser.add_argument("--processes", type=int, default=2, help="that the crowd is spread over")
-    options = parser.parse_args()
+COLUMNS = {
+    "members": ("members", "d"),
+    "seated_s": ("all seated, s", ".1f"),
+    "seating_processor_ms_a_member": ("processor a seat, ms", ".1f"),
+    "processor_ms_a_member_and_second": ("processor a member and second, ms", ".2f"),
+    "beats_a_second": ("beats a second", ".0f"),
+    "round_trip_p50_ms": ("round trip p50, ms", ".1f"),
+    "round_trip_p99_ms": ("p99, ms", ".1f"),
+    "memory_mib": ("memory, MiB", ".0f"),
+}
+
+
+def measure(options: argparse.Namespace) -> Found:
     _raise_limit()
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "__main__"])
-    columns = ("members", "all seated, s", "processor a seat, ms", "processor a member and second, ms")
-    table = Table(*columns, "beats a second", "round trip p50, ms", "p99, ms", "memory, MiB", title="a coordinator")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "benchmarks.control"])
+    table = Table(*(title for title, _ in COLUMNS.values()), title="a coordinator")
     rows = []
     for size in options.members:
-        row = measure(size, options.seconds, options.processes)
+        row = measure_crowd(size, options.seconds, options.processes)
         rows.append(row)
-        table.add_row(
-            str(size),
-            f"{row['seated_s']:.1f}",
-            f"{row['seating_processor_ms_a_member']:.1f}",
-            f"{row['processor_ms_a_member_and_second']:.2f}",
-            f"{row['beats_a_second']:.0f}",
-            f"{row['round_trip_p50_ms']:.1f}",
-            f"{row['round_trip_p99_ms']:.1f}",
-            f"{row['memory_mib']:.0f}",
-        )
-        Console(width=140).print(table)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
+        table.add_row(*(f"{row[name]:{form}}" for name, (_, form) in COLUMNS.items()))
+    return Found({"rows": rows}, [table])
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "control",
+    measure,
+    options=[
+        Option("--members", [50, 200, 1000], quick=[10]),
+        Option("--seconds", 10.0, quick=1.0, help="of heartbeats, for each row"),
+        Option("--processes", 2, quick=2, help="that the crowd is spread over"),
+    ],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

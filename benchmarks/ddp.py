@@ -1,8 +1,7 @@
 """PyTorch's own programs on Paceline's backend beside Gloo: two ranks on one host, one thread each.
 
 Steps a second of DDP (25 million parameters, with and without gradient_as_bucket_view; a CNN and a transformer that
-mostly compute) and of FSDP2, and how long survivors need to be told of a killed rank. Prints tables, keeps
-benchmarks/results/ddp.json.
+mostly compute) and of FSDP2, and how long survivors need to be told of a killed rank.
 
 All ways are in the same two processes and take turns in each round, so that whatever else the machine does falls on all
 of them; a figure is the median over rounds, of the slower rank, and a ratio the median of the ratios within rounds.
@@ -12,22 +11,15 @@ of them; a figure is the median over rounds, of the slower rank, and a ratio the
 from __future__ import annotations
 
 import argparse
-import json
-import signal
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as functional
-from rich.console import Console
 from rich.table import Table
-from steps import Case, Step, cnn, mlp, transformer  # type: ignore[import-not-found, unused-ignore]
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh
@@ -35,10 +27,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.c10d  # noqa: F401  (registers the backend)
-from paceline.cli.bench import machine
+from benchmarks.common import Benchmark, Found, Option, Target, median, ratio, turns
+from benchmarks.common.models import Step, plain_step
+from benchmarks.steps import Case, cnn, mlp, transformer
 from paceline.testing.crew import Crew, say
 
-RESULTS = Path(__file__).parent / "results" / "ddp.json"
 BACKENDS = ("paceline", "gloo")
 NOTHING_SENT = "nothing sent"
 BASE = "no communication"
@@ -68,7 +61,7 @@ def fsdp(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
     return model
 
 
-WORKS: dict[str, tuple[Callable[[], Case], Wrap]] = {
+WORKS: dict[str, tuple[Callable[[bool], Case], Wrap]] = {
     "MLP 25M, DDP": (mlp, ddp),
     "MLP 25M, DDP, bucket views": (mlp, ddp_views),
     "CNN, DDP": (cnn, ddp),
@@ -86,18 +79,17 @@ def enter(_: None, rank: int, path: str) -> None:
     _groups.update(gloo=dist.group.WORLD, paceline=dist.new_group(backend="paceline", timeout=TIMEOUT))
 
 
-def prepare(_: None, work: str) -> None:
+def prepare(_: None, work: str, small: bool) -> None:
     make, wrap = WORKS[work]
     _steps.clear()
     for way in ways_of(work):
         torch.manual_seed(0)
-        model, x, y, num_steps = make()
+        model, x, y, num_steps = make(small)
         module = model if way == BASE else wrap(model, _groups["paceline" if way == NOTHING_SENT else way])
         if way == NOTHING_SENT:
             assert isinstance(module, DistributedDataParallel)
             module.register_comm_hook(None, noop_hook)
-        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-        _steps[way] = _step(module, optimizer, x, y), num_steps
+        _steps[way] = plain_step(module, x, y), num_steps
         for _warm in range(3):
             _steps[way][0]()
 
@@ -105,15 +97,6 @@ def prepare(_: None, work: str) -> None:
 def ways_of(work: str) -> list[str]:
     """FSDP2 has no hook by which nothing would be sent."""
     return [way for way in WAYS if way != NOTHING_SENT or WORKS[work][1] is not fsdp]
-
-
-def _step(module: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> Step:
-    def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
 
 
 def one_round(_: None, way: str) -> float:
@@ -127,30 +110,24 @@ def one_round(_: None, way: str) -> float:
     return num_steps / (time.perf_counter() - began)
 
 
-def measure_steps(works: list[str], num_rounds: int) -> dict[str, Any]:
+def measure_steps(works: list[str], small: bool, num_rounds: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, Crew(2, form=False, timeout_s=300.0) as crew:
         for rank in range(2):
             crew.start(enter, rank, f"{folder}/store", ranks=[rank])
         crew.finish()
         for work in works:
-            crew.run(prepare, work)
+            crew.run(prepare, work, small)
             rounds: dict[str, list[float]] = {way: [] for way in ways_of(work)}
             for number in range(num_rounds):
-                ways = list(rounds)
-                first = number % len(ways)
-                for way in ways[first:] + ways[:first]:
+                for way in turns(list(rounds), number):
                     rounds[way].append(min(crew.run(one_round, way)))
             results[work] = {
-                "steps_per_s": {way: statistics.median(found) for way, found in rounds.items()},
-                "of_gloo": {way: _ratio(found, rounds["gloo"]) for way, found in rounds.items()},
+                "steps_per_s": {way: median(found) for way, found in rounds.items()},
+                "of_gloo": {way: ratio(found, rounds["gloo"]) for way, found in rounds.items()},
                 "rounds": rounds,
             }
     return results
-
-
-def _ratio(rates: list[float], others: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(rates, others, strict=True))
 
 
 # -- a killed rank -----------------------------------------------------------------------------------------------------
@@ -191,32 +168,51 @@ def measure_deaths(num_kills: int) -> dict[str, Any]:
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--only", default="", help="a part of the name of what to measure")
-    parser.add_argument("--json", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    works = [work for work in WORKS if arguments.only in work]
-    steps = measure_steps(works, arguments.rounds) if works and arguments.rounds else {}
-    deaths = measure_deaths(arguments.kills) if arguments.kills else {}
-    console = Console(width=120)
-    table = Table("steps a second (of Gloo's)", *WAYS)
+def measure(options: argparse.Namespace) -> Found:
+    works = [work for work in WORKS if options.only in work]
+    steps = measure_steps(works, options.small, options.rounds) if works and options.rounds else {}
+    deaths = measure_deaths(options.kills) if options.kills else {}
+    rates = Table("steps a second (of Gloo's)", *WAYS)
     for work, found in steps.items():
         rate, of_gloo = found["steps_per_s"], found["of_gloo"]
-        table.add_row(work, *(f"{rate[way]:.2f} ({of_gloo[way]:.2f})" if way in rate else "" for way in WAYS))
-    console.print(table)
-    table = Table("a killed rank: told after, ms", "median", "worst", "member named")
+        rates.add_row(work, *(f"{rate[way]:.2f} ({of_gloo[way]:.2f})" if way in rate else "" for way in WAYS))
+    told = Table("a killed rank: told after, ms", "median", "worst", "member named")
     for backend, found in deaths.items():
         ms = found["ms"]
-        named = f"{found['named']} of {found['told']}"
-        table.add_row(backend, f"{statistics.median(ms):.1f}", f"{max(ms):.1f}", named)
-    console.print(table)
-    found = {"machine": machine.describe(), "steps": steps, "deaths": deaths}
-    arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        told.add_row(backend, f"{median(ms):.1f}", f"{max(ms):.1f}", f"{found['named']} of {found['told']}")
+    return Found({"steps": steps, "deaths": deaths}, [rates, told])
+
+
+def of_gloo(work: str) -> Callable[[dict[str, Any]], float | None]:
+    def figure(record: dict[str, Any]) -> float | None:
+        return float(record["steps"][work]["of_gloo"]["paceline"]) if work in record["steps"] else None
+
+    return figure
+
+
+def told_ms(record: dict[str, Any]) -> float | None:
+    return median(record["deaths"]["paceline"]["ms"]) if record["deaths"] else None
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "ddp",
+    measure,
+    targets=[
+        Target("MLP of 25 million, DDP, times as fast", "Gloo", of_gloo("MLP 25M, DDP"), at_least=1.2),
+        Target("MLP of 25 million, FSDP2, times as fast", "Gloo", of_gloo("MLP 25M, FSDP2"), at_least=2.0),
+        Target("CNN, DDP, times as fast", "Gloo", of_gloo("CNN, DDP"), at_least=0.95),
+        Target("transformer, DDP, times as fast", "Gloo", of_gloo("transformer, DDP"), at_least=0.95),
+        Target("ms until survivors are told of a killed rank", "Gloo: 15 to 19, at times never", told_ms, at_most=15.0),
+    ],
+    options=[
+        Option("--rounds", 9, quick=1),
+        Option("--kills", 10, quick=1),
+        Option("--small", False, quick=True, help="a small MLP, and fewer steps a round"),
+        Option("--only", "", quick="", help="a part of the name of what to measure"),
+    ],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

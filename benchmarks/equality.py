@@ -1,8 +1,8 @@
 """Whether workers that die and join change what is learned: a run with kills and joins against one plain process.
 
-Prints a table, keeps benchmarks/results/equality.json and a picture of both loss curves (digits-curves.png). The plain
-process is a bare PyTorch loop over the same global batches, without sessions or strategies. As a measure of what
-rounding alone does, both are also compared with the same loop in double precision.
+Draws a picture of both loss curves beside the figures (digits-curves.png). The plain process is a bare PyTorch loop
+over the same global batches, without sessions or strategies. As a measure of what rounding alone does, both are also
+compared with the same loop in double precision.
 
 Difference of parameters: the largest of any tensor's max |a - b| / max |b|. Difference of losses: the largest of any
 step's |a - b| / |b|.
@@ -11,12 +11,9 @@ step's |a - b| / |b|.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,21 +22,22 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from paceline.cli.bench import machine
-from paceline.control.reader import RunReader
+from benchmarks.common import Benchmark, Found, Option, Target, models, plots
+from paceline.control.journal.reader import RunReader
 from paceline.data.order import Orders
 from paceline.testing.rehearsal import Died, Rehearsal, worker_number
 from paceline.train.session import Session
 from paceline.watch.audit import audit
 
-RESULTS = Path(__file__).parent / "results" / "equality.json"
 PICTURE = "digits-curves.png"  # beside the figures
+DRAWN = "digits CNN, AdamW"
 BATCH = 60
+NUM_SAMPLES = 1500
+FAULTS_TO_ALONE, ROUNDING = "with faults : alone", "alone : double precision"
 WORKERS = 7  # ten die and five come: two are left
 EVENTS = ("kill", "join", "kill") * 5
 WAIT_S = 90.0
@@ -77,22 +75,8 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.optim.Optimizer]]] = {
     "MLP, momentum SGD": (mlp, momentum),
-    "digits CNN, AdamW": (cnn, adamw),
+    DRAWN: (cnn, adamw),
 }
-
-
-def load_data() -> tuple[torch.Tensor, torch.Tensor, str]:
-    """The digits of scikit-learn, or numbers of that shape."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        generator = torch.Generator().manual_seed(0)
-        images = torch.rand(1500, 1, 8, 8, generator=generator)
-        labels = (images.flatten(1) @ torch.randn(64, 10, generator=generator)).argmax(1)
-        return images, labels, f"made up ({error})"
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    return images[:1500], torch.tensor(digits.target)[:1500], "digits of scikit-learn"
 
 
 def build(case: str, num_steps: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any, Any]:
@@ -270,65 +254,75 @@ def compare(found: Course, reference: Course) -> dict[str, float]:
     return {"parameters": parameters, "losses": max(abs(own - other) / abs(other) for own, other in pairs)}
 
 
-def draw(case: str, faulty: Course, alone: Course, picture: Path) -> str:
-    """Why there is no picture; empty if there is."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        return str(error)
-    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+def draw(case: str, faulty: Course, alone: Course, picture: Path | None) -> None:
+    if (made := plots.drawing()) is None:
+        return
+    figure, axes = made
     axes.plot(alone.losses, color="#d95f02", linewidth=3.0, alpha=0.5, label="one process, plain PyTorch")
     axes.plot(faulty.losses, color="#1b4f72", linewidth=0.8, label="Paceline, 10 kills and 5 joins")
     axes.set(xlabel="step", ylabel="loss", yscale="log", title=case)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    return ""
+    plots.keep(figure, axes, picture)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=20, help="of 25 steps each")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
-    options = parser.parse_args()
-    if options.epochs < 8:
-        parser.error(f"--epochs {options.epochs}: 8 or more leave room for all faults")
-    signal.signal(
-        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # so that nothing is left behind then either
+def measure_case(case: str, options: argparse.Namespace, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+    print(f"{case}:", flush=True)
+    faulty, facts = with_faults(case, options.epochs, images, labels, options.seed)
+    alone = plain(case, options.epochs, images, labels, torch.float32)
+    exact = plain(case, options.epochs, images, labels, torch.float64)
+    if case == DRAWN:
+        draw(case, faulty, alone, options.json and options.json.with_name(PICTURE))
+    differences = {
+        FAULTS_TO_ALONE: compare(faulty, alone),
+        "with faults : double precision": compare(faulty, exact),
+        ROUNDING: compare(alone, exact),
+    }
+    curves = {"with_faults": faulty.losses, "alone": alone.losses}
+    return {"case": case, "differences": differences, **facts, "curves": curves}
+
+
+def measure(options: argparse.Namespace) -> Found:
     torch.set_num_threads(1)
-    images, labels, source = load_data()
-    options.json.parent.mkdir(exist_ok=True)
-    rows = []
-    table = Table(
-        *("training", "compared", "parameters", "losses"), title="largest relative differences, 10 kills and 5 joins"
-    )
-    for case in CASES:
-        print(f"{case}:", flush=True)
-        faulty, facts = with_faults(case, options.epochs, images, labels, options.seed)
-        alone = plain(case, options.epochs, images, labels, torch.float32)
-        exact = plain(case, options.epochs, images, labels, torch.float64)
-        differences = {
-            "with faults : alone": compare(faulty, alone),
-            "with faults : double precision": compare(faulty, exact),
-            "alone : double precision": compare(alone, exact),
-        }
-        for what, each in differences.items():
-            table.add_row(case, what, f"{each['parameters']:.1e}", f"{each['losses']:.1e}")
-        curves = {"with_faults": faulty.losses, "alone": alone.losses}
-        rows.append({"case": case, "differences": differences, **facts, "curves": curves})
-        print(f"  {facts}", flush=True)
-        if case.startswith("digits") and (
-            reason := draw(f"{case} ({source})", faulty, alone, options.json.with_name(PICTURE))
-        ):
-            print(f"no picture: {reason}", flush=True)
-    Console(width=120).print(table)
-    options.json.write_text(json.dumps({"machine": machine.describe(), "data": source, "rows": rows}, indent=2) + "\n")
+    images, labels, source = models.digits()
+    rows = [measure_case(case, options, images[:NUM_SAMPLES], labels[:NUM_SAMPLES]) for case in options.cases]
+    table = Table("training", "compared", "parameters", "losses")
+    table.title = "largest relative differences, 10 kills and 5 joins"
+    for row in rows:
+        for what, each in row["differences"].items():
+            table.add_row(row["case"], what, f"{each['parameters']:.1e}", f"{each['losses']:.1e}")
+    facts = [{key: row[key] for key in row if key not in ("differences", "curves")} for row in rows]
+    return Found({"data": source, "rows": rows}, [table, *map(str, facts)])
+
+
+def of_rounding(record: dict[str, Any]) -> float:
+    """How many times what rounding does alone, the largest of any training."""
+    differences = [row["differences"] for row in record["rows"]]
+    return max(float(each[FAULTS_TO_ALONE]["parameters"] / each[ROUNDING]["parameters"]) for each in differences)
+
+
+def num_inexact(record: dict[str, Any]) -> float:
+    return float(sum(not (row["audit_exact"] and row["survivors_bitwise_equal"]) for row in record["rows"]))
+
+
+def check(options: argparse.Namespace) -> str:
+    return "" if options.epochs >= 8 else f"--epochs {options.epochs}: 8 or more leave room for all faults"
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "equality",
+    measure,
+    targets=[
+        Target("difference of parameters, in times of rounding's", "one plain process", of_rounding, at_most=1.0),
+        Target("trainings whose audit or survivors differ", "one plain process", num_inexact, at_most=0.0),
+    ],
+    options=[
+        Option("--epochs", 20, quick=8, help="of 25 steps each"),
+        Option("--cases", list(CASES), quick=[DRAWN], choices=list(CASES)),
+        Option("--seed", 0, quick=0),
+    ],
+    check=check,
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

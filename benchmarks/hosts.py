@@ -1,6 +1,6 @@
 """Several hosts: how long after the death of a worker the others go on, and how soon its replacement takes part.
 
-Prints a table, keeps benchmarks/results/hosts.json. Hosts are network namespaces of this machine (`netlab`), with TLS
+Hosts are network namespaces of this machine (`netlab`), with TLS
 between them; each has one worker, started by `paceline run` and `paceline join`. Every step sleeps for 20 ms and
 reduces a small model, so what is measured is Paceline's part.
 
@@ -16,24 +16,22 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import signal
-import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.bench import machine
-from paceline.control.coordinator_events import Settings
-from paceline.control.reader import MemberRow
-from paceline.testing.fleet import Fleet, Step
+from benchmarks.common import Benchmark, Found, Option, Skipped, Target, median, with_worst
+from paceline.control.journal.reader import MemberRow
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.testing import netlab
+from paceline.testing.fleet import Fleet, FleetStep
 from paceline.testing.netlab import Netlab
 
-RESULTS = Path(__file__).parent / "results" / "hosts.json"
 STEP_S = 0.02
 SETTLED_STEPS = 25
 MANY = ("--restarts", "1000")
@@ -50,13 +48,13 @@ def settle(fleet: Fleet, rows: list[MemberRow]) -> None:
     fleet.wait_for(enough, "steady steps")
 
 
-def steps_since(fleet: Fleet, pid: int, since: float, size: int) -> list[Step]:
+def steps_since(fleet: Fleet, pid: int, since: float, size: int) -> list[FleetStep]:
     return [step for step in fleet.steps_of(pid) if step.at > since and step.size == size]
 
 
 def median_step(fleet: Fleet, pid: int) -> float:
     latest = fleet.steps_of(pid)[-SETTLED_STEPS:]
-    return statistics.median(second.at - first.at for first, second in itertools.pairwise(latest))
+    return median(second.at - first.at for first, second in itertools.pairwise(latest))
 
 
 def outage_s(fleet: Fleet, survivors: list[int], since: float) -> float:
@@ -110,10 +108,10 @@ def one_cut(fleet: Fleet, lab: Netlab) -> float:
         ends: list[float] = fleet.wait_for(firsts, "a step without the host that was cut off")
     finally:
         lab.hosts[-1].mend()
-    return max(ends) - began - Settings(wanted=1).silence_s
+    return max(ends) - began - RunSettings(wanted=1).silence_s
 
 
-def measure(num_hosts: int, kills: int) -> dict[str, object]:
+def measure_hosts(num_hosts: int, kills: int) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         Netlab(num_hosts) as lab,
@@ -128,36 +126,44 @@ def measure(num_hosts: int, kills: int) -> dict[str, object]:
         return {"hosts": num_hosts, "kills": found, "cut_beyond_s": one_cut(fleet, lab)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=12, help="for each number of hosts")
-    parser.add_argument("--hosts", default="2,3", help="numbers of hosts")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Found:
+    if why := netlab.why_unavailable():
+        raise Skipped(f"it needs hosts in network namespaces: {why}")
     table = Table(
         *("hosts", "step, ms", "kill, ms", "beyond a step, ms", "replaced, ms", "steps without it", "cut, beyond, s"),
         title="kill -9 of one worker: median (highest)",
     )
     rows = []
-    for number in map(int, options.hosts.split(",")):
-        row = measure(number, options.kills)
-        kills = row["kills"]
-        assert isinstance(kills, list)
-        columns = {name: [kill[name] for kill in kills] for name in kills[0]}
+    for number in options.hosts:
+        row = measure_hosts(number, options.kills)
+        columns = {name: [kill[name] for kill in row["kills"]] for name in row["kills"][0]}
+        times = (with_worst(columns[name], ".0f", 1e3) for name in ("kill_s", "beyond_s", "replaced_s"))
         table.add_row(
-            str(number),
-            f"{statistics.median(columns['step_s']) * 1e3:.0f}",
-            *(
-                f"{statistics.median(columns[name]) * 1e3:.0f} ({max(columns[name]) * 1e3:.0f})"
-                for name in ("kill_s", "beyond_s", "replaced_s")
-            ),
-            f"{statistics.median(columns['steps_without']):.0f} ({max(columns['steps_without']):.0f})",
-            f"{row['cut_beyond_s']:.2f}",
+            *(str(number), f"{median(columns['step_s']) * 1e3:.0f}", *times),
+            *(with_worst(columns["steps_without"], ".0f"), f"{row['cut_beyond_s']:.2f}"),
         )
         rows.append(row)
-    Console(width=120).print(table)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
+    return Found({"rows": rows}, [table])
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "hosts",
+    measure,
+    targets=[
+        Target(
+            "s beyond a step after a kill, the longest of all",
+            "torchft tuned on one host: 0.10 with its step",
+            lambda record: float(max(kill["beyond_s"] for row in record["rows"] for kill in row["kills"])),
+            at_most=0.1,
+        )
+    ],
+    options=[
+        Option("--kills", 12, quick=1, help="for each number of hosts"),
+        Option("--hosts", [2, 3], quick=[2], help="numbers of hosts"),
+    ],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,26 +1,22 @@
 """How fast the rows of a sparse table are found, pulled and pushed on one core, and what they cost in memory.
 
-Prints two tables, and keeps the figures with --json. The first: keys a second that the index of a table finds, beside a
+The first table: keys a second that the index of a table finds, beside a
 dict and `torch.searchsorted`, in one interleaved run with new keys in every round, drawn evenly or by Zipf's law. The
 second: a table of as many rows of 16 float32 with row-wise Adagrad, pulled and pushed with batches of unique ids.
-Figures are medians. Give it a core of its own: taskset -c 1 python benchmarks/index.py
+Figures are medians. Give it a core of its own: taskset -c 1 python -m benchmarks.index
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.bench import machine
+from benchmarks.common import Benchmark, Found, Option, Target, median
 from paceline.server.index import KeyIndex
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
@@ -58,8 +54,8 @@ def finders(keys: torch.Tensor) -> dict[str, Find]:
     return {"KeyIndex": index.find, "dict": in_dict, "torch.searchsorted": in_sorted}
 
 
-def find_rates(keys: torch.Tensor, num_rounds: int) -> list[dict[str, Any]]:
-    cases = [(law, batch) for law in ("zipf", "uniform") for batch in (1_000_000, 100_000)]
+def find_rates(keys: torch.Tensor, sizes: list[int], num_rounds: int) -> list[dict[str, Any]]:
+    cases = [(law, batch) for law in ("zipf", "uniform") for batch in sizes]
     methods = finders(keys)
     times: dict[tuple[str, int, str], list[float]] = {}
     for _ in range(num_rounds):
@@ -72,7 +68,7 @@ def find_rates(keys: torch.Tensor, num_rounds: int) -> list[dict[str, Any]]:
                 times.setdefault((law, batch, name), []).append(time.perf_counter() - began)
                 assert torch.equal(found, asked)
     return [
-        {"law": law, "batch": batch, "method": name, "keys_per_s": batch / statistics.median(taken)}
+        {"law": law, "batch": batch, "method": name, "keys_per_s": batch / median(taken)}
         for (law, batch, name), taken in times.items()
     ]
 
@@ -101,34 +97,27 @@ def table_figures(keys: torch.Tensor, batch: int, num_rounds: int) -> dict[str, 
     return {
         "rows": len(table),
         "batch": batch,
-        "pull_rows_per_s": batch / statistics.median(pulls),
-        "push_rows_per_s": batch / statistics.median(pushes),
+        "pull_rows_per_s": batch / median(pulls),
+        "push_rows_per_s": batch / median(pushes),
         "build_s": build_s,
         "bytes_to_row_bytes": table.num_bytes / table.row_bytes,
         "highest_bytes_to_row_bytes": highest,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keys", type=int, default=10_000_000)
-    parser.add_argument("--batch", type=int, default=37_500, help="unique ids of a pull or push")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path, help="keep the figures here")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Found:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     # As ids that somebody hashed; that two are equal would show as a wrong slot.
     keys = torch.randint(-(2**63), 2**63 - 1, (options.keys,))
     figures = table_figures(keys, options.batch, 3 * options.rounds)
-    rates = find_rates(keys, options.rounds)
+    rates = find_rates(keys, options.finds, options.rounds)
 
     finding = Table("method", "ids", "batch", "million keys/s", title=f"finding keys among {options.keys:,}")
     for rate in sorted(rates, key=lambda rate: (rate["law"], -rate["batch"])):
         finding.add_row(rate["method"], rate["law"], f"{rate['batch']:,}", f"{rate['keys_per_s'] / 1e6:.1f}")
-    rows = Table(
-        "rows", "batch", "pull, million rows/s", "push, million rows/s", "build, s", "bytes / row bytes (highest)"
-    )
+    rows = Table("rows", "batch", "pull, million rows/s", "push, million rows/s", "build, s")
+    rows.add_column("bytes / row bytes (highest)")
     rows.add_row(
         f"{figures['rows']:,}",
         f"{figures['batch']:,}",
@@ -137,12 +126,30 @@ def main() -> None:
         f"{figures['build_s']:.1f}",
         f"{figures['bytes_to_row_bytes']:.2f} ({figures['highest_bytes_to_row_bytes']:.2f})",
     )
-    Console(width=120).print(finding, rows)
-    if options.json:
-        options.json.write_text(
-            json.dumps({"machine": machine.describe(), "find": rates, "table": figures}, indent=2) + "\n"
-        )
+    return Found({"find": rates, "table": figures}, [finding, rows])
+
+
+def of_dict(record: dict[str, Any]) -> float:
+    """The least of all laws and batches."""
+    rates = {(rate["law"], rate["batch"], rate["method"]): rate["keys_per_s"] for rate in record["find"]}
+    return min(float(rates[law, batch, "KeyIndex"] / rates[law, batch, "dict"]) for law, batch, _ in rates)
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "index",
+    measure,
+    targets=[
+        Target("keys found a second, in times of it", "a dict; numba's open addressing has 19", of_dict, at_least=15.0)
+    ],
+    options=[
+        Option("--keys", 10_000_000, quick=200_000),
+        Option("--finds", [1_000_000, 100_000], quick=[10_000], help="keys to find at once"),
+        Option("--batch", 37_500, quick=5_000, help="unique ids of a pull or push"),
+        Option("--rounds", 9, quick=1),
+    ],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

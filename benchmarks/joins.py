@@ -1,6 +1,6 @@
 """How long training stands still while a worker joins, and how long after one fell silent.
 
-Prints two tables, keeps benchmarks/results/joins.json. Two workers train a model whose state (parameters and what Adam
+Two workers train a model whose state (parameters and what Adam
 keeps) is 100 MB. A third one joins, takes part for a while, and leaves in order; several times. Beside that stand the
 times of copying 100 MB in memory and of sending it over a Unix socket.
 
@@ -16,32 +16,26 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
-import signal
 import socket
-import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from paceline.cli.bench import machine
-from paceline.control.coordinator_events import Settings
+from benchmarks.common import Benchmark, Found, Option, Target, median, with_worst
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.forking import fork_context
 from paceline.testing.rehearsal import Rehearsal, worker_number
 from paceline.train.session import Session
 from paceline.train.warming import warm_up
 
-RESULTS = Path(__file__).parent / "results" / "joins.json"
 STATE_BYTES = 100_000_000
 BATCH = 96
 LENGTH = 9600
@@ -108,7 +102,7 @@ def intervals(lines: list[Line]) -> list[tuple[float, Line, Line]]:
 
 
 def median_step(lines: list[Line], size: int, since: float, until: float) -> float:
-    return statistics.median(
+    return median(
         seconds
         for seconds, first, second in intervals(lines)
         if first.size == second.size == size and since < first.time and second.time <= until
@@ -206,22 +200,18 @@ def time_copy(rounds: int) -> list[float]:
     return times[1:]
 
 
-def _shown(values: list[float]) -> str:
-    return f"{statistics.median(values) * 1e3:.0f} ({max(values) * 1e3:.0f})" if values else "none"
+TITLES = {
+    "stood_still_s": "training stood still at the join",
+    "longest_still_s": "longest stand from its start on",
+    "step_of_2_s": "a step of two workers",
+    "step_of_3_s": "a step of three workers",
+    "ready_and_in_s": "from the newcomer's start to its first step",
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--joins", type=int, default=15)
-    parser.add_argument("--stops", type=int, default=5)
-    parser.add_argument("--cold", action="store_true", help="newcomers that did not warm up before they were ready")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
-    options = parser.parse_args()
-    signal.signal(
-        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # so that nothing is left behind then either
+def measure(options: argparse.Namespace) -> Found:
     torch.set_num_threads(1)
-    settings = Settings(wanted=2)
+    settings = RunSettings(wanted=2)
     joins, silences = [], []
     with (
         tempfile.TemporaryDirectory(prefix="paceline-joins-") as name,
@@ -236,26 +226,32 @@ def main() -> None:
             print(f"silence {number + 1} of {options.stops}: {silences[-1]['gap_s']:.3f} s", flush=True)
     copies, sendings = time_copy(20), time_socket(10)
     table = Table("what", "ms: median (worst)", title="a worker joins two, 100 MB of state")
-    titles = {
-        "stood_still_s": "training stood still at the join",
-        "longest_still_s": "longest stand from its start on",
-        "step_of_2_s": "a step of two workers",
-        "step_of_3_s": "a step of three workers",
-        "ready_and_in_s": "from the newcomer's start to its first step",
-    }
-    for key, title in titles.items():
-        table.add_row(title, _shown([row[key] for row in joins]))
-    table.add_row("copying 100 MB in memory", _shown(copies))
-    table.add_row("sending 100 MB over a Unix socket", _shown(sendings))
-    table.add_row(
-        f"SIGSTOP: to the next step, beyond the deadline of {settings.silence_s:g} s",
-        _shown([row["beyond_deadline_s"] for row in silences]),
-    )
-    Console(width=120).print(table)
-    rows = {"cold": options.cold, "joins": joins, "silences": silences, "copies_s": copies, "sendings_s": sendings}
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps({"machine": machine.describe(), **rows}, indent=2) + "\n")
+    for key, title in TITLES.items():
+        table.add_row(title, with_worst([row[key] for row in joins], ".0f", 1e3))
+    table.add_row("copying 100 MB in memory", with_worst(copies, ".0f", 1e3))
+    table.add_row("sending 100 MB over a Unix socket", with_worst(sendings, ".0f", 1e3))
+    beyond = with_worst([row["beyond_deadline_s"] for row in silences], ".0f", 1e3)
+    table.add_row(f"SIGSTOP: to the next step, beyond the deadline of {settings.silence_s:g} s", beyond)
+    record = {"cold": options.cold, "joins": joins, "silences": silences, "copies_s": copies, "sendings_s": sendings}
+    return Found(record, [table])
+
+
+def stood_still_s(record: dict[str, Any]) -> float | None:
+    return median(row["stood_still_s"] for row in record["joins"]) if record["joins"] else None
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "joins",
+    measure,
+    targets=[Target("s that training stands still at a join", "PCCL with 16 MB: 0.174", stood_still_s, at_most=0.174)],
+    options=[
+        Option("--joins", 15, quick=1),
+        Option("--stops", 5, quick=1),
+        Option("--cold", False, quick=False, help="newcomers that did not warm up before they were ready"),
+    ],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,7 +1,6 @@
 """All-reduce between hosts: how close the ring comes to its bound, and what the hierarchy gains.
 
-Hosts are network namespaces joined by links of 1 Gbit/s (needs root). Prints a table, keeps
-benchmarks/results/network.json.
+Hosts are network namespaces joined by links of 1 Gbit/s (needs root).
 
     bound of a ring over N hosts: 2 (N-1)/N * size / B, with B the rate of one plain TCP stream on the same link,
     measured in the same run between the same hosts.
@@ -10,25 +9,20 @@ benchmarks/results/network.json.
 from __future__ import annotations
 
 import argparse
-import json
 import socket
-import statistics
-import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.bench import machine
+from benchmarks.common import Benchmark, Found, Option, Skipped, Target, median
 from paceline.collective import Group
 from paceline.testing import netlab
 from paceline.testing.crew import Crew
 
 MB = 1 << 20
-RESULTS = Path(__file__).parent / "results" / "network.json"
 PORT = 7077
 
 
@@ -84,13 +78,13 @@ def measure_ring(lab: netlab.Netlab, num_bytes: int, rounds: int) -> list[dict[s
             rates.append(num_bytes / max(plain.run(time_stream, num_bytes)))
             for name, crew in crews.items():
                 times[name].append(seconds(crew, "ring", num_bytes))
-    rate = statistics.median(rates)
+    rate = median(rates)
     bound = 2 * 3 / 4 * num_bytes / rate
     for name, found in times.items():
-        median = statistics.median(found)
+        middle = median(found)
         rows.append(
-            {"what": f"4 hosts, {name}", "ms": median * 1e3, "range_ms": [min(found) * 1e3, max(found) * 1e3]}
-            | {"compared with": f"ring bound at {rate * 8 / 1e9:.3f} Gbit/s", "ratio": bound / median}
+            {"what": f"4 hosts, {name}", "ms": middle * 1e3, "range_ms": [min(found) * 1e3, max(found) * 1e3]}
+            | {"compared with": f"ring bound at {rate * 8 / 1e9:.3f} Gbit/s", "ratio": bound / middle}
         )
     return rows
 
@@ -101,27 +95,27 @@ def measure_hierarchy(lab: netlab.Netlab, num_bytes: int, rounds: int) -> list[d
         for _ in range(rounds):
             for algorithm, found in times.items():
                 found.append(seconds(crew, algorithm, num_bytes))
-    medians = {name: statistics.median(found) for name, found in times.items()}
+    medians = {name: median(found) for name, found in times.items()}
     return [
-        {"what": f"2 hosts x 2 ranks, {name}", "ms": median * 1e3}
+        {"what": f"2 hosts x 2 ranks, {name}", "ms": middle * 1e3}
         | {"range_ms": [min(times[name]) * 1e3, max(times[name]) * 1e3]}
-        | {"compared with": "flat ring", "ratio": medians["ring"] / median}
-        for name, median in medians.items()
+        | {"compared with": "flat ring", "ratio": medians["ring"] / middle}
+        for name, middle in medians.items()
     ]
 
 
-def measure_choice(lab: netlab.Netlab, layout: str, rounds: int) -> list[dict[str, Any]]:
+def measure_choice(lab: netlab.Netlab, layout: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
     """How much slower `auto` is than the best fixed algorithm, at each size."""
     rows = []
     with Crew(len(layout), hosts=layout, lab=lab.hosts) as crew:
         names = ["ring", "tree", "hierarchical"] if layout != "abcd" else ["ring", "tree"]
-        for num_bytes in (1 << 10, 1 << 14, 1 << 16, 1 << 18, MB, 4 * MB, 16 * MB, 100 * MB):
+        for num_bytes in (kilobytes << 10 for kilobytes in sizes):
             repeats = rounds if num_bytes > MB else rounds * 10
             times: dict[str, list[float]] = {name: [] for name in [*names, "auto"]}
             for _ in range(repeats if num_bytes < 50 * MB else 3):
                 for name, found in times.items():
                     found.append(seconds(crew, name, num_bytes))
-            medians = {name: statistics.median(found) for name, found in times.items()}
+            medians = {name: median(found) for name, found in times.items()}
             best = min(names, key=lambda name: medians[name])
             took = crew.run(chosen, num_bytes)[0]
             rows.append(
@@ -133,26 +127,47 @@ def measure_choice(lab: netlab.Netlab, layout: str, rounds: int) -> list[dict[st
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rate", default="1gbit")
-    options = parser.parse_args()
-    why = netlab.why_unavailable()
-    if why is not None:
-        sys.exit(f"this benchmark needs hosts in network namespaces: {why}")
+def measure(options: argparse.Namespace) -> Found:
+    if why := netlab.why_unavailable():
+        raise Skipped(f"it needs hosts in network namespaces: {why}")
     torch.set_num_threads(1)
+    num_bytes = options.megabytes * MB
     with netlab.Netlab(4, rate=options.rate) as lab:
-        rows = measure_ring(lab, 25 * MB, options.rounds) + measure_hierarchy(lab, 25 * MB, options.rounds)
+        rows = measure_ring(lab, num_bytes, options.rounds) + measure_hierarchy(lab, num_bytes, options.rounds)
         for layout in ("abcd", "aabb"):
-            rows += measure_choice(lab, layout, options.rounds)
+            rows += measure_choice(lab, layout, options.sizes, options.rounds)
     table = Table("what", "ms", "compared with", "ratio", title=f"float32 sum over links of {options.rate}")
     for row in rows:
         table.add_row(row["what"], f"{row['ms']:.2f}", row["compared with"], f"{row['ratio']:.3f}")
-    Console(width=120).print(table)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine.describe(), "rate": options.rate, "rows": rows}, indent=2) + "\n")
+    return Found({"rate": options.rate, "rows": rows}, [table])
+
+
+def ratio_of(what: str) -> Callable[[dict[str, Any]], float]:
+    return lambda record: next(float(row["ratio"]) for row in record["rows"] if row["what"] == what)
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "network",
+    measure,
+    targets=[
+        Target("ring over 4 hosts, part of its bound", "one TCP stream", ratio_of("4 hosts, ring"), at_least=0.95),
+        Target("the same with TLS", "one TCP stream", ratio_of("4 hosts, ring, TLS"), at_least=0.9),
+        Target(
+            "hierarchy, 2 hosts with 2 processes each, times as fast",
+            "the flat ring",
+            ratio_of("2 hosts x 2 ranks, hierarchical"),
+            at_least=1.2,
+        ),
+    ],
+    options=[
+        Option("--rounds", 5, quick=1),
+        Option("--rate", "1gbit", quick="1gbit"),
+        Option("--megabytes", 25, quick=1, help="of the tensor, for the ring and the hierarchy"),
+        Option("--sizes", [1, 16, 64, 256, 1024, 4096, 16384, 102400], quick=[64], help="KB, for what auto chooses"),
+    ],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,7 +1,7 @@
 """What kill -9 of a server costs where every parameter is on two of them, what bringing up another costs, what that
 second copy costs, and how evenly a server that joins is loaded.
 
-Prints four tables, keeps benchmarks/results/server-deaths.json. A model of a million dense parameters and a table of
+A model of a million dense parameters and a table of
 100,000 rows of 16 is trained by two workers. Times are taken by the workers, after each step or lease.
 
 - resumed: from just before the kill until every worker has done the second step or lease after it: the first may have
@@ -20,11 +20,10 @@ No sample is lost or repeated in any of the runs: the audit of run.db is part of
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
-import json
 import random
 import signal
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,19 +32,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 import paceline
-from paceline.cli.bench import machine
-from paceline.control.coordinator_events import Settings
+from benchmarks.common import Benchmark, Found, Option, Target, interleave, median, ratio, with_worst
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Rehearsal, say
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 from paceline.watch.audit import audit
 
-RESULTS = Path(__file__).parent / "results" / "server-deaths.json"
 NUM_ROWS, DIM, BATCH, LENGTH = 100_000, 16, 64, 64_000
 CONSISTENCIES = ("sync", "async")
 WORKERS = 2
@@ -102,7 +99,7 @@ def train(consistency: str, has_table: bool = True) -> None:
 
 @contextmanager
 def running(consistency: str, servers: int, replicas: int, *, has_table: bool = True) -> Iterator[Rehearsal]:
-    settings = Settings(wanted=WORKERS, servers=servers, replicas=replicas)
+    settings = RunSettings(wanted=WORKERS, servers=servers, replicas=replicas)
     with (
         tempfile.TemporaryDirectory() as folder,
         Rehearsal(train, consistency, has_table, workers=WORKERS, folder=Path(folder), settings=settings) as run,
@@ -171,7 +168,7 @@ def outages(consistency: str, count: int, seed: int) -> Outages:
             brought_up.append(longest_step(run, began))
         assert not run.events("lost ranges"), run.events("lost ranges")
         usual = [b - a for number in range(WORKERS) for a, b in itertools.pairwise(run.said(number))]
-    return Outages(found, statistics.median(usual), killed, brought_up)
+    return Outages(found, median(usual), killed, brought_up)
 
 
 # -- the cost of a second copy -----------------------------------------------------------------------------------------
@@ -207,65 +204,84 @@ def joined(capacity: float, *, has_table: bool) -> tuple[float, float]:
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="for each consistency")
-    parser.add_argument("--rounds", type=int, default=5, help="of the cost of a second copy; 0: outages alone")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of it")
-    parser.add_argument("--json", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    console = Console(width=120)
-
+def measure_outages(kills: int, record: dict[str, Any]) -> list[Table]:
     deaths = Table("", "resumed, s (highest)", f"within {TARGET_S:g} s", "two steps at other times, s")
     deaths.title = "kill -9 of one of three servers, two copies"
     stalls = Table(
         "", "killed: median, s", "longest, s", "brought up: median, s", "longest, s", f"within {STALL_S:g} s"
     )
     stalls.title = "the longest stall of any worker beyond a step"
-    record: dict[str, Any] = {"machine": machine.describe(), "kills": {}, "stalls": {}, "rates": {}, "joins": []}
     for number, consistency in enumerate(CONSISTENCIES):
-        seen = outages(consistency, options.kills, seed=number)
-        times = seen.resumed
-        within = sum(one <= TARGET_S for one in times)
-        told = f"{statistics.median(times):.3f} ({max(times):.3f})"
-        deaths.add_row(consistency, told, f"{within} of {len(times)}", f"{2 * seen.usual:.3f}")
+        seen = outages(consistency, kills, seed=number)
+        within = sum(one <= TARGET_S for one in seen.resumed)
+        told = with_worst(seen.resumed, ".3f")
+        deaths.add_row(consistency, told, f"{within} of {len(seen.resumed)}", f"{2 * seen.usual:.3f}")
         killed, brought_up = seen.stalls(seen.killed), seen.stalls(seen.brought_up)
-        figures = [f"{pick(each):.3f}" for each in (killed, brought_up) for pick in (statistics.median, max)]
+        figures = [f"{pick(each):.3f}" for each in (killed, brought_up) for pick in (median, max)]
         good = sum(one <= STALL_S for one in (*killed, *brought_up))
         stalls.add_row(consistency, *figures, f"{good} of {len(killed) + len(brought_up)}")
-        record["kills"][consistency] = {"resumed_s": times, "two_steps_s": 2 * seen.usual}
+        record["kills"][consistency] = {"resumed_s": seen.resumed, "two_steps_s": 2 * seen.usual}
         record["stalls"][consistency] = {"step_s": seen.usual, "killed_s": killed, "brought_up_s": brought_up}
-    console.print(deaths)
-    console.print(stalls)
-    if not options.rounds:  # the outages alone
-        write(options.json, record)
-        return
+    return [deaths, stalls]
 
-    rates: dict[tuple[str, int], list[float]] = {}
-    for _ in range(options.rounds):
-        for case in itertools.product(CONSISTENCIES, (1, 2)):
-            rates.setdefault(case, []).append(rate(*case, options.seconds))
+
+def measure_costs(rounds: int, seconds: float, record: dict[str, Any]) -> Table:
+    cases = {
+        f"{consistency} {copies}": functools.partial(rate, consistency, copies, seconds)
+        for consistency, copies in itertools.product(CONSISTENCIES, (1, 2))
+    }
+    rates = interleave(cases, rounds)
     costs = Table("", "one copy", "two copies", "ratio", title="steps or leases/s of two workers, two servers")
     for consistency in CONSISTENCIES:
-        one, two = rates[consistency, 1], rates[consistency, 2]
-        ratio = statistics.median(b / a for a, b in zip(one, two, strict=True))
-        costs.add_row(consistency, *(f"{statistics.median(each):.1f}" for each in (one, two)), f"{ratio:.2f}")
-        record["rates"][consistency] = {"one": one, "two": two, "ratio": ratio}
-    console.print(costs)
+        one, two = rates[f"{consistency} 1"], rates[f"{consistency} 2"]
+        costs.add_row(consistency, *(f"{median(each):.1f}" for each in (one, two)), f"{ratio(two, one):.2f}")
+        record["rates"][consistency] = {"one": one, "two": two, "ratio": ratio(two, one)}
+    return costs
 
+
+def measure_joins(capacities: list[float], record: dict[str, Any]) -> Table:
     joins = Table("", "its capacity", "its part", "part of the capacity", "of it", title="a third server joins")
-    for what, capacity in itertools.product(("bytes of dense parameters", "rows of a table"), (1.0, 2.0)):
+    for what, capacity in itertools.product(("bytes of dense parameters", "rows of a table"), capacities):
         held, wanted = joined(capacity, has_table=what == "rows of a table")
         joins.add_row(what, f"{capacity:g}", f"{held:.3f}", f"{wanted:.3f}", f"{held / wanted:.2f}")
         record["joins"].append({"of": what, "capacity": capacity, "held": held, "wanted": wanted})
-    console.print(joins)
-    write(options.json, record)
+    return joins
 
 
-def write(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
+def measure(options: argparse.Namespace) -> Found:
+    record: dict[str, Any] = {"kills": {}, "stalls": {}, "rates": {}, "joins": []}
+    tables = measure_outages(options.kills, record)
+    if options.rounds:
+        tables.append(measure_costs(options.rounds, options.seconds, record))
+        tables.append(measure_joins(options.capacities, record))
+    return Found(record, tables)
+
+
+def longest_stall_s(record: dict[str, Any]) -> float:
+    return max(float(max(each["killed_s"] + each["brought_up_s"])) for each in record["stalls"].values())
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "server-deaths",
+    measure,
+    targets=[
+        Target(
+            "s until every worker has done two more steps, the longest of all",
+            "two steps, which take 0.2 to 0.3",
+            lambda record: float(max(max(each["resumed_s"]) for each in record["kills"].values())),
+            at_most=TARGET_S,
+        ),
+        Target("s that any worker stalls beyond a step", "no stall", longest_stall_s, at_most=STALL_S),
+    ],
+    options=[
+        Option("--kills", 20, quick=1, help="for each consistency"),
+        Option("--rounds", 5, quick=1, help="of the cost of a second copy; 0: outages alone"),
+        Option("--seconds", 5.0, quick=0.5, help="of each measurement of it"),
+        Option("--capacities", [1.0, 2.0], quick=[1.0], help="of the servers that join"),
+    ],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

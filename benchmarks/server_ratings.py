@@ -1,33 +1,32 @@
 """What examples/ratings.py comes to on a file of ratings, alone and by each strategy: the held-out error must hardly
 depend on it.
 
-    python benchmarks/server_ratings.py u.data          MovieLens 100K, or a .inter file of RecBole
+    python -m benchmarks.server_ratings --file u.data    MovieLens 100K, or a .inter file of RecBole
 
-Prints a table, keeps benchmarks/results/server-ratings.json.
+Without a file, on ratings that the example makes up.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.bench import machine
+from benchmarks.common import Benchmark, Found, Option, Target
 
-RESULTS = Path(__file__).parent / "results" / "server-ratings.json"
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "ratings.py"
 TIMEOUT_S = 1800.0
 
+ALONE = "one process"
 RUN = ("-m", "paceline", "run", "-n", "2", "--plain")
 WAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "one process": ((), ()),
+    ALONE: ((), ()),
     "all-reduce": (RUN, ()),
     "server, sync": ((*RUN, "--servers", "2"), ("--strategy", "server")),
     "server, bounded:4": ((*RUN, "--servers", "2"), ("--strategy", "server", "--consistency", "bounded:4")),
@@ -36,11 +35,12 @@ WAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def error_of(way: str, file: Path, epochs: int) -> float:
+def error_of(way: str, file: Path | None, epochs: int) -> float:
     """The held-out RMSE after the last epoch."""
     launcher, options = WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *launcher, str(EXAMPLE), "--file", str(file), "--epochs", str(epochs), *options]
+        data = ["--file", str(file.resolve())] if file else []
+        command = [sys.executable, *launcher, str(EXAMPLE), *data, "--epochs", str(epochs), *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=folder)
     found = re.findall(r"held-out RMSE ([0-9.]+)", done.stdout)
     if done.returncode or len(found) != epochs:
@@ -48,22 +48,35 @@ def error_of(way: str, file: Path, epochs: int) -> float:
     return float(found[-1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--json", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    errors = {way: error_of(way, options.file.resolve(), options.epochs) for way in WAYS}
-    first = errors["one process"]
-    table = Table("", "held-out RMSE", "of one process", title=f"{options.file.name}, {options.epochs} epochs")
+def measure(options: argparse.Namespace) -> Found:
+    errors = {way: error_of(way, options.file, options.epochs) for way in options.ways}
+    first = errors[ALONE]
+    name = options.file.name if options.file else "made up"
+    table = Table("", "held-out RMSE", "of one process", title=f"{name}, {options.epochs} epochs")
     for way, error in errors.items():
         table.add_row(way, f"{error:.4f}", f"{error / first:.4f}")
-    Console(width=120).print(table)
-    record = {"machine": machine.describe(), "file": options.file.name, "epochs": options.epochs, "rmse": errors}
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(record, indent=2) + "\n")
+    return Found({"file": name, "epochs": options.epochs, "rmse": errors}, [table])
+
+
+def largest_difference(record: dict[str, Any]) -> float:
+    return max(abs(float(error) / float(record["rmse"][ALONE]) - 1) for error in record["rmse"].values())
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "server-ratings",
+    measure,
+    targets=[Target("relative difference of the error, any way", "one process", largest_difference, at_most=0.002)],
+    options=[
+        Option("--file", None, quick=None, help="of ratings: user, item and rating, separated by tabs"),
+        Option("--epochs", 8, quick=1),
+        Option("--ways", list(WAYS), quick=[ALONE, "hybrid"], choices=list(WAYS)),
+    ],
+    # Figures of ratings that were made up do not take the place of those of a real file.
+    result=lambda options: "server-ratings" if options.file else "server-ratings-made-up",
+    check=lambda options: "" if ALONE in options.ways else f"--ways: what all are compared with is missing, {ALONE!r}",
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,6 +1,6 @@
 """Workers of unequal speed with a parameter server, beside the sum of what each does alone.
 
-Prints a table, keeps benchmarks/results/server-unequal.json. A small CNN is trained by workers that the kernel gives
+A small CNN is trained by workers that the kernel gives
 0.6, 0.6 and 0.15 of a core; the server has the rest. Each alone is a plain PyTorch loop under the same quota while the
 others rest, measured in the same round. Leases are of as many samples as a batch alone. All at once: the plain loops
 beside each other, which is what this machine can do with all of them busy.
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import statistics
+import functools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,12 +18,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from paceline.cli.bench import machine
-from paceline.control.coordinator_events import Settings
+from benchmarks.common import Benchmark, Found, Option, Skipped, Target, interleave, median, spread
+from benchmarks.common.figures import tell
+from benchmarks.common.models import plain_step, small_cnn
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.data.loader import LoaderOptions
 from paceline.testing.crew import Crew
 from paceline.testing.rehearsal import Rehearsal, say
@@ -32,7 +32,6 @@ from paceline.testing.slowness import Quota, quota_obstacle
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
-RESULTS = Path(__file__).parent / "results" / "server-unequal.json"
 SPEEDS = (0.6, 0.6, 0.15)
 CONSISTENCIES = ("async", "bounded:4")
 ALONE, AT_ONCE = "sum of each alone", "all at once, no communication"
@@ -43,25 +42,18 @@ WARM = 10
 def model_and_batch() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = nn.Sequential(
-        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
-    )
-    return model, torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
+    return small_cnn(batch_norm=False), torch.randn(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
 
 
 def alone(_: None, seconds: float) -> float:
     """Samples a second of a plain loop."""
     model, x, y = model_and_batch()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    step = plain_step(model, x, y)
     done, began = 0, 0.0
     while done <= WARM or time.monotonic() - began < seconds:
         if done == WARM:
             began = time.monotonic()
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        step()
         done += 1
     return (done - WARM) * BATCH / (time.monotonic() - began)
 
@@ -106,7 +98,7 @@ def each_alone(seconds: float, *, at_once: bool) -> float:
 
 
 def together(consistency: str, seconds: float) -> float:
-    settings = Settings(wanted=len(SPEEDS), servers=1)
+    settings = RunSettings(wanted=len(SPEEDS), servers=1)
     with (
         tempfile.TemporaryDirectory() as folder,
         Rehearsal(train, consistency, workers=len(SPEEDS), folder=Path(folder), settings=settings) as run,
@@ -125,33 +117,45 @@ def together(consistency: str, seconds: float) -> float:
     return rate
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
-    parser.add_argument("--json", type=Path, default=RESULTS)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Found:
     if obstacle := quota_obstacle():
-        raise SystemExit(f"no quotas: {obstacle}")
-    rates: dict[str, list[float]] = {}
-    for _ in range(options.rounds):
-        rates.setdefault(ALONE, []).append(each_alone(options.seconds, at_once=False))
-        rates.setdefault(AT_ONCE, []).append(each_alone(options.seconds, at_once=True))
-        for consistency in CONSISTENCIES:
-            rates.setdefault(consistency, []).append(together(consistency, options.seconds))
+        raise Skipped(f"it slows workers down by quotas of the kernel: {obstacle}")
+    seconds = options.seconds
+    ways = {
+        ALONE: functools.partial(each_alone, seconds, at_once=False),
+        AT_ONCE: functools.partial(each_alone, seconds, at_once=True),
+        **{consistency: functools.partial(together, consistency, seconds) for consistency in CONSISTENCIES},
+    }
+    rates = interleave(ways, options.rounds, tell)
     speeds = " : ".join(map(str, SPEEDS))
     table = Table("", "samples/s", f"of the {ALONE} (lowest-highest)")
     table.title = f"workers with {speeds} of a core, medians of {options.rounds} rounds"
     parts = {name: [rate / one for rate, one in zip(found, rates[ALONE], strict=True)] for name, found in rates.items()}
     for name, found in rates.items():
-        part = parts[name]
-        told = f"{statistics.median(part):.3f} ({min(part):.3f}-{max(part):.3f})"
-        table.add_row(name, f"{statistics.median(found):,.0f}", told)
-    Console(width=120).print(table)
-    record = {"machine": machine.describe(), "speeds": SPEEDS, "batch": BATCH, "samples_per_s": rates}
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(record, indent=2) + "\n")
+        table.add_row(name, f"{median(found):,.0f}", spread(parts[name], ".3f"))
+    medians = {name: median(found) for name, found in parts.items()}
+    record = {"speeds": SPEEDS, "batch": BATCH, "samples_per_s": rates, "of_sum_alone": medians}
+    return Found(record, [table])
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "server-unequal",
+    measure,
+    targets=[
+        Target(
+            "asynchronous, part of the sum of each alone",
+            "twice what equal batches allow: 3 x 0.15 of 1.35",
+            lambda record: float(record["of_sum_alone"]["async"]),
+            at_least=0.67,
+        )
+    ],
+    options=[
+        Option("--rounds", 5, quick=1),
+        Option("--seconds", 8.0, quick=3.0, help="of each measurement"),
+    ],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

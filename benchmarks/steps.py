@@ -1,7 +1,7 @@
 """Training steps a second of two workers on one host, one thread each: without communication, with a bare loop on the
 collectives (the strategy's three calls), with a session, and with DistributedDataParallel on Gloo.
 
-Prints a table, keeps benchmarks/results/steps.json. The ways take turns in each round, so that whatever else the
+The ways take turns in each round, so that whatever else the
 machine does falls on all of them; a figure is the median over rounds, of the slower worker, and a ratio the median of
 the ratios within rounds. What a session costs where nothing goes wrong is its ratio to the bare loop. No way loads
 data: each step has the same batch. To compare another way, add a function to WAYS.
@@ -11,11 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import signal
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,28 +20,27 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from paceline.cli.bench import machine
+from benchmarks.common import Benchmark, Found, Option, Target, median, ratio, turns
+from benchmarks.common.models import Step, plain_step, small_cnn
 from paceline.collective import Group
-from paceline.control import ticket as tickets
-from paceline.control.coordinator_events import Settings
-from paceline.control.ticket import Ticket
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.ticket import Ticket
 from paceline.data.loader import LoaderOptions
 from paceline.strategy import Notice, Synchronous
 from paceline.testing.coordinating import coordinator
 from paceline.testing.crew import Crew
 from paceline.train.session import Session
 
-RESULTS = Path(__file__).parent / "results" / "steps.json"
 NUM_WORKERS = 2
 BASE = "no communication"
 BARE = "bare"
 SESSION = "session"
+DDPS = ("DDP", "DDP, bucket views")
 
-Step = Callable[[], object]
 # A model, its input and target for one worker, and how many steps make a round.
 Case = tuple[nn.Module, torch.Tensor, torch.Tensor, int]
 
@@ -53,20 +48,23 @@ Case = tuple[nn.Module, torch.Tensor, torch.Tensor, int]
 # -- what is trained ---------------------------------------------------------------------------------------------------
 
 
-def mlp() -> Case:
+def mlp(small: bool) -> Case:
+    """25 million parameters; small: half a million."""
     layers: list[nn.Module] = []
+    wide = 10 if small else 1
     for inputs, outputs in [(784, 2800), (2800, 2800), (2800, 2800), (2800, 2600)]:
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(2600, 10)), torch.randn(32, 784), torch.randint(10, (32,)), 5
-
-
-def cnn() -> Case:
-    model = nn.Sequential(
-        *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
+        layers += [nn.Linear(inputs if inputs == 784 else inputs // wide, outputs // wide), nn.ReLU()]
+    num_steps = 2 if small else 5
+    return (
+        nn.Sequential(*layers, nn.Linear(2600 // wide, 10)),
+        torch.randn(32, 784),
+        torch.randint(10, (32,)),
+        num_steps,
     )
-    return model, torch.randn(64, 1, 28, 28), torch.randint(10, (64,)), 10
+
+
+def cnn(small: bool) -> Case:
+    return small_cnn(), torch.randn(64, 1, 28, 28), torch.randint(10, (64,)), 2 if small else 10
 
 
 class Transformer(nn.Module):
@@ -82,11 +80,11 @@ class Transformer(nn.Module):
         return found
 
 
-def transformer() -> Case:
-    return Transformer(), torch.randint(64, (64, 32)), torch.randint(10, (64,)), 10
+def transformer(small: bool) -> Case:
+    return Transformer(), torch.randint(64, (64, 32)), torch.randint(10, (64,)), 2 if small else 10
 
 
-CASES: dict[str, Callable[[], Case]] = {"MLP": mlp, "CNN": cnn, "transformer": transformer}
+CASES: dict[str, Callable[[bool], Case]] = {"MLP": mlp, "CNN": cnn, "transformer": transformer}
 
 
 # -- the ways to train it ----------------------------------------------------------------------------------------------
@@ -96,23 +94,12 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
-def _plain_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
-    optimizer = _optimizer(model)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
-
-
 def without_communication(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
-    return _plain_step(model, x, y)
+    return plain_step(model, x, y)
 
 
 def bare(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
-    strategy = Synchronous(model, _optimizer(model), seed=0)
+    strategy = Synchronous(model, _optimizer(model))
     strategy.bind(group, group.rank, group.size)
     samples, number = len(x), 0
 
@@ -146,19 +133,19 @@ def with_session(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tenso
 
 
 def with_ddp(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
-    return _plain_step(nn.parallel.DistributedDataParallel(model), x, y)
+    return plain_step(nn.parallel.DistributedDataParallel(model), x, y)
 
 
 def with_ddp_views(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
-    return _plain_step(nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True), x, y)
+    return plain_step(nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True), x, y)
 
 
 WAYS: dict[str, Callable[[Group, nn.Module, torch.Tensor, torch.Tensor], Step]] = {
     BASE: without_communication,
     BARE: bare,
     SESSION: with_session,
-    "DDP": with_ddp,
-    "DDP, bucket views": with_ddp_views,
+    DDPS[0]: with_ddp,
+    DDPS[1]: with_ddp_views,
 }
 
 
@@ -169,7 +156,7 @@ _prepared: dict[str, tuple[Step, int]] = {}
 _sessions: list[Session] = []
 
 
-def prepare(group: Group, case: str, way: str, store: str, ticket: Ticket | None) -> int:
+def prepare(group: Group, case: str, small: bool, way: str, store: str, ticket: Ticket | None) -> int:
     """Build the model and take a few steps; the number of its parameters."""
     torch.set_num_threads(1)
     if ticket is not None:
@@ -177,7 +164,7 @@ def prepare(group: Group, case: str, way: str, store: str, ticket: Ticket | None
     if "DDP" in way:
         torch.distributed.init_process_group("gloo", f"file://{store}", rank=group.rank, world_size=group.size)
     torch.manual_seed(0)
-    model, x, y, num_steps = CASES[case]()
+    model, x, y, num_steps = CASES[case](small)
     step = WAYS[way](group, model, x, y)
     for _ in range(3):
         step()
@@ -201,18 +188,18 @@ def finish(group: Group) -> None:
         session.close()
 
 
-def measure(case: str, num_rounds: int, ways: list[str]) -> dict[str, Any]:
+def measure_case(case: str, small: bool, num_rounds: int, ways: list[str]) -> dict[str, Any]:
     slower: dict[str, list[float]] = {way: [] for way in ways}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         # Processes of its own for each way: what one leaves in the allocator would speed up another.
         crews = {way: stack.enter_context(Crew(NUM_WORKERS)) for way in ways}
         for number, (way, crew) in enumerate(crews.items()):
-            settings = Settings(wanted=NUM_WORKERS)
+            settings = RunSettings(wanted=NUM_WORKERS)
             ticket = stack.enter_context(coordinator(Path(folder), settings)) if way == SESSION else None
-            num_parameters = crew.run(prepare, case, way, f"{folder}/store-{number}", ticket)[0]
+            num_parameters = crew.run(prepare, case, small, way, f"{folder}/store-{number}", ticket)[0]
         for number in range(num_rounds):
-            for way in ways if number % 2 == 0 else reversed(ways):
+            for way in turns(ways, number):
                 slower[way].append(max(crews[way].run(one_round)))
             print(f"{case}: round {number + 1} of {num_rounds}", flush=True)
         for crew in crews.values():
@@ -220,38 +207,54 @@ def measure(case: str, num_rounds: int, ways: list[str]) -> dict[str, Any]:
     return {
         "model": case,
         "parameters": num_parameters,
-        "steps_per_s": {way: 1 / statistics.median(slower[way]) for way in ways},
-        "of_no_communication": {way: _ratio(slower[BASE], slower[way]) for way in ways},
-        "session_of_bare": _ratio(slower[BARE], slower[SESSION]) if {BARE, SESSION} <= set(ways) else None,
+        "steps_per_s": {way: 1 / median(slower[way]) for way in ways},
+        "of_no_communication": {way: ratio(slower[BASE], slower[way]) for way in ways},
+        "session_of_bare": ratio(slower[BARE], slower[SESSION]) if {BARE, SESSION} <= set(ways) else None,
         "seconds": slower,
     }
 
 
-def _ratio(reference: list[float], own: list[float]) -> float:
-    """How fast, beside a reference in the same rounds."""
-    return statistics.median(first / second for first, second in zip(reference, own, strict=True))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
-    options = parser.parse_args()
-    # So that nothing is left behind then either.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+def measure(options: argparse.Namespace) -> Found:
     ways = [BASE, *(way for way in options.ways if way != BASE)]
-    rows = [measure(case, options.rounds, ways) for case in options.models]
+    rows = [measure_case(case, options.small, options.rounds, ways) for case in options.models]
     table = Table("model", "parameters", *ways, "session of bare", title="steps a second (of no communication)")
     for row in rows:
         each = [f"{row['steps_per_s'][way]:.1f} ({row['of_no_communication'][way]:.2f})" for way in ways]
         cost = f"{row['session_of_bare']:.3f}" if row["session_of_bare"] is not None else "not measured"
         table.add_row(row["model"], f"{row['parameters']:,}", *each, cost)
-    Console(width=120).print(table)
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
+    return Found({"rows": rows}, [table])
+
+
+def session_of_ddp(record: dict[str, Any]) -> float | None:
+    """With the MLP, beside the faster form of DDP."""
+    for row in record["rows"]:
+        rates = row["steps_per_s"]
+        if row["model"] == "MLP" and {SESSION, *DDPS} <= set(rates):
+            return float(rates[SESSION] / max(rates[way] for way in DDPS))
+    return None
+
+
+def session_of_bare(record: dict[str, Any]) -> float | None:
+    found = [row["session_of_bare"] for row in record["rows"] if row["session_of_bare"] is not None]
+    return min(found, default=None)
+
+
+BENCHMARK = Benchmark(
+    __doc__,
+    "steps",
+    measure,
+    targets=[
+        Target("session, MLP, times as fast", "DDP on Gloo with bucket views", session_of_ddp, at_least=1.3),
+        Target("session, the slowest model, times as fast", "a bare loop", session_of_bare, at_least=0.95),
+    ],
+    options=[
+        Option("--rounds", 15, quick=1),
+        Option("--small", False, quick=True, help="a small MLP, and fewer steps a round"),
+        Option("--models", list(CASES), quick=["MLP", "CNN"], choices=list(CASES)),
+        Option("--ways", list(WAYS), quick=list(WAYS), choices=list(WAYS)),
+    ],
+)
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -15,8 +15,8 @@ import time
 
 import torch
 
-from paceline import PeerLost
 from paceline.collective import meeting
+from paceline.errors import PeerLost
 
 SIZE = 4
 VICTIM = 2
@@ -67,7 +67,7 @@ def main() -> None:
         sys.exit(f"ranks {failed} failed")
 
     print("\nAnd fast (2 processes, one thread each, beside Gloo):", flush=True)
-    bench = [sys.executable, "-m", "paceline.cli.main", "bench", "allreduce", "--against", "gloo"]
+    bench = [sys.executable, "-m", "paceline.cli.main", "bench", "allreduce"]
     how_much = ["--rounds", str(options.rounds), "--sizes", options.sizes]
     sys.exit(subprocess.run([*bench, *how_much], check=False).returncode)
 

@@ -1,6 +1,7 @@
 """Trains digits.py on three workers, kills one of them with -9, lets one join, and shows that nothing was lost.
 
 python examples/elastic.py
+python examples/elastic.py --picture docs/elastic.svg     # draws it, too
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import MemberRow, RunReader, StepRecord
+import elastic_picture
+
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import MemberRow, RunReader, StepRecord
 from paceline.watch.audit import audit, history_of
 
 EXAMPLE = Path(__file__).with_name("digits.py")
@@ -27,6 +30,7 @@ PATIENCE_S = 120.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="train without pauses once the newcomer takes part")
+    parser.add_argument("--picture", type=Path, help="draw the loss and who took part into this SVG file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paceline-demo-") as place:
         folder, hurry = Path(place) / "demo", Path(place) / "hurry"
@@ -42,7 +46,7 @@ def main() -> int:
         finally:
             agent.kill()
             agent.wait()
-        return code or show(folder, killed_at)
+        return code or show(folder, killed_at, options.picture)
 
 
 def kill_one(agent: subprocess.Popen[bytes], folder: Path) -> tuple[float, MemberRow]:
@@ -60,10 +64,12 @@ def has_joined(folder: Path, victim: MemberRow) -> bool:
     return len(present) == 3 and victim.member not in {member.member for member in present}
 
 
-def show(folder: Path, killed_at: float) -> int:
+def show(folder: Path, killed_at: float, picture: Path | None = None) -> int:
     with RunReader(folder) as reader:
-        steps, status = history_of(reader.steps()), reader.status()
+        steps, status, plans = history_of(reader.steps()), reader.status(), reader.plans()
         accuracy = [metric.value for metric in reader.metrics() if metric.name == "accuracy"][-1]
+    if picture is not None:
+        picture.write_text(elastic_picture.draw(steps, plans, killed_at))
     facts = status.facts
     result = audit(steps, int(facts["dataset_length"]), int(facts["global_batch"]))
     usual_s = statistics.median(step.seconds for step in steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.control.journal import Happening, Journal
+from paceline.control.journal.journal import Happening, Journal
 from paceline.testing.account import account_of
 
 

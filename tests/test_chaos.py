@@ -17,23 +17,23 @@ import pytest
 import torch
 
 from paceline.checkpoint.files import Contents, write
-from paceline.control.journal import Happening, Journal
-from paceline.control.progress import StepRow
-from paceline.server.dense import Settings
+from paceline.control.journal.journal import Happening, Journal
+from paceline.control.messages.progress import StepRow
+from paceline.server.dense import OptimizerSettings
 from paceline.server.parcels import Detail, Making, Packing, Parcel, Partitions, TableChunk
 from paceline.server.spec import TableSpec
 from paceline.server.store import TensorStore
 from paceline.testing import netlab
 from paceline.testing.chaos import checks, copies, drawing, expecting, oracle
-from paceline.testing.chaos.beats import Beats, Worker, run_gaps
+from paceline.testing.chaos.beats import Beats, WorkerBeats, run_gaps
 from paceline.testing.chaos.copies import Copy
 from paceline.testing.chaos.expecting import Injury
 from paceline.testing.chaos.heads import most_apart
 from paceline.testing.chaos.leftovers import grown
-from paceline.testing.chaos.schedule import MUTATION, Fault, Kind, Mode, Schedule, parse
+from paceline.testing.chaos.schedule import MUTATION, Fault, FaultKind, Mode, Schedule, parse
 from paceline.testing.chaos.shrinking import shrink, smaller_ones
 from paceline.testing.chaos.stage import Past
-from paceline.testing.chaos.summing import Result, Results, table
+from paceline.testing.chaos.summing import ResultsFile, ScheduleResult, table
 
 # -- schedules -------------------------------------------------------------------------------------------------------
 
@@ -50,17 +50,17 @@ def test_a_seed_gives_a_legal_schedule_that_its_text_gives_again(seed: int) -> N
 
 def test_every_kind_of_fault_is_drawn_in_every_mode() -> None:
     drawn = {(fault.kind, one.mode) for one in map(drawing.draw, range(2000)) for fault in one.faults}
-    possible = {(kind, mode) for kind in Kind for mode in Mode} - {(Kind.SERVER, Mode.ALLREDUCE)}
+    possible = {(kind, mode) for kind in FaultKind for mode in Mode} - {(FaultKind.SERVER, Mode.ALLREDUCE)}
     assert drawn == possible
 
 
 def test_seeds_in_a_row_show_every_kind_in_every_mode_with_one_replica_and_two() -> None:
     """A run of an hour has some fifty schedules: what chance leaves out would never be tried."""
     first = 500_000
-    kinds = {fault.kind for one in map(drawing.draw, range(first, first + len(Kind))) for fault in one.faults}
-    assert len(kinds) >= len(Kind) - 1  # there is no server to kill without one
-    possible = {(kind, mode) for kind in Kind for mode in Mode} - {(Kind.SERVER, Mode.ALLREDUCE)}
-    schedules = [drawing.draw(seed) for seed in range(first, first + 2 * len(Kind) * len(Mode))]
+    kinds = {fault.kind for one in map(drawing.draw, range(first, first + len(FaultKind))) for fault in one.faults}
+    assert len(kinds) >= len(FaultKind) - 1  # there is no server to kill without one
+    possible = {(kind, mode) for kind in FaultKind for mode in Mode} - {(FaultKind.SERVER, Mode.ALLREDUCE)}
+    schedules = [drawing.draw(seed) for seed in range(first, first + 2 * len(FaultKind) * len(Mode))]
     shown = {(fault.kind, one.mode, one.replicas) for one in schedules for fault in one.faults}
     for kind, mode in possible:
         for replicas in (1, 2) if mode.has_servers else (1,):
@@ -72,7 +72,7 @@ def test_one_host_needs_no_lab_and_without_root_there_is_no_small_disk() -> None
     for seed in range(200):
         schedule = drawing.draw(seed, most_hosts=1, has_root=False)
         assert not schedule.needs_lab
-        assert all(fault.kind is not Kind.DISK for fault in schedule.faults)
+        assert all(fault.kind is not FaultKind.DISK for fault in schedule.faults)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +96,17 @@ def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
 
 
 def test_a_loss_is_legal_only_where_the_last_copy_goes() -> None:
-    one = Schedule(Mode.ASYNC, servers=2, faults=(Fault(1, Kind.SERVER),))
+    one = Schedule(Mode.ASYNC, servers=2, faults=(Fault(1, FaultKind.SERVER),))
     assert expecting.may_lose(one)
-    two = Schedule(Mode.ASYNC, servers=2, replicas=2, faults=(Fault(1, Kind.SERVER),))
+    two = Schedule(Mode.ASYNC, servers=2, replicas=2, faults=(Fault(1, FaultKind.SERVER),))
     assert not expecting.may_lose(two)
-    assert not expecting.may_lose(Schedule(Mode.ASYNC, servers=2, faults=(Fault(1, Kind.AGENT, 0),)))
-    spread = Schedule(Mode.ASYNC, hosts=2, servers=6, replicas=2, faults=(Fault(1, Kind.CUT, 1, 8.0),))
+    assert not expecting.may_lose(Schedule(Mode.ASYNC, servers=2, faults=(Fault(1, FaultKind.AGENT, 0),)))
+    spread = Schedule(Mode.ASYNC, hosts=2, servers=6, replicas=2, faults=(Fault(1, FaultKind.CUT, 1, 8.0),))
     assert expecting.may_lose(spread)
 
 
 def test_a_gap_may_be_as_long_as_the_faults_around_it_explain() -> None:
-    stop = Injury(Fault(1, Kind.STOP, 0, 8.0), began=10.0, ended=18.0)
+    stop = Injury(Fault(1, FaultKind.STOP, 0, 8.0), began=10.0, ended=18.0)
     assert expecting.allowed_gap_s([], 0.0, 1.0) == expecting.STALL_S
     assert expecting.allowed_gap_s([stop], 9.0, 11.0) > expecting.STALL_S + drawing.SILENCE_S
     assert expecting.allowed_gap_s([stop], 60.0, 61.0) == expecting.STALL_S
@@ -285,7 +285,7 @@ def store_with(order: list[int], *, momentum: float = 0.5, row: float = 3.0) -> 
     making = Making(values, 0, {"momentum_buffer": packing.slice(0, torch.tensor([momentum, 1.0]))})
     detail = Detail(
         makes=(making,),
-        sections=(Settings("SGD", {"lr": 1.0, "momentum": 0.5}),),
+        sections=(OptimizerSettings("SGD", {"lr": 1.0, "momentum": 0.5}),),
         tables=(TableSpec(name="counted", dim=1, optimizer="sgd", init="zeros"),),
         partitions=Partitions(1, 1),
         chunks=(TableChunk("counted", packing.add(ids), {"rows": packing.add(rows)}),),
@@ -314,9 +314,9 @@ def test_beats_are_read_while_they_are_written(tmp_path: Path) -> None:
 
 
 def test_the_run_stands_still_only_where_nobody_steps() -> None:
-    workers = [Worker(1, steps=[1.0, 2.0, 9.0]), Worker(2, steps=[3.0, 4.0])]
+    workers = [WorkerBeats(1, steps=[1.0, 2.0, 9.0]), WorkerBeats(2, steps=[3.0, 4.0])]
     assert max(run_gaps(workers), key=lambda gap: gap[1] - gap[0]) == (4.0, 9.0)
-    kill = Injury(Fault(1, Kind.KILL), began=5.0, ended=5.0)
+    kill = Injury(Fault(1, FaultKind.KILL), began=5.0, ended=5.0)
     assert checks.longest_gaps([kill], workers) == {"kill": 5.0}
 
 
@@ -332,7 +332,7 @@ def test_a_failing_schedule_shrinks_to_what_matters() -> None:
     schedule = parse("async hosts=3 workers=2 servers=3 replicas=2 loaders=1: 1 kill 1; 2 stop 0 2; 3 server; 5 drain")
 
     def fails(one: Schedule) -> bool:
-        return any(fault.kind is Kind.SERVER for fault in one.faults) and one.hosts > 1
+        return any(fault.kind is FaultKind.SERVER for fault in one.faults) and one.hosts > 1
 
     assert str(shrink(schedule, fails)) == (
         "async hosts=2 workers=1 servers=2 replicas=2 loaders=0 evaluates=0 seed=0: 3 server"
@@ -345,12 +345,12 @@ def test_faults_that_were_not_enough_are_not_tried_again() -> None:
 
     def fails(one: Schedule) -> bool:
         tried.append(one)
-        return any(fault.kind is Kind.STOP for fault in one.faults)
+        return any(fault.kind is FaultKind.STOP for fault in one.faults)
 
     assert str(shrink(schedule, fails)) == (
         "allreduce hosts=1 workers=1 servers=0 replicas=1 loaders=0 evaluates=0 seed=0: 2 stop 0 2"
     )
-    spared = [one.faults for one in tried if not any(fault.kind is Kind.STOP for fault in one.faults)]
+    spared = [one.faults for one in tried if not any(fault.kind is FaultKind.STOP for fault in one.faults)]
     assert len(spared) == len(set(spared))
     assert len(tried) < 12
 
@@ -358,19 +358,19 @@ def test_faults_that_were_not_enough_are_not_tried_again() -> None:
 def test_smaller_schedules_are_legal() -> None:
     for seed in range(100):
         for smaller in smaller_ones(drawing.draw(seed)):
-            assert all(fault.target < max(smaller.hosts, 1) for fault in smaller.faults if fault.kind is Kind.CUT)
+            assert all(fault.target < max(smaller.hosts, 1) for fault in smaller.faults if fault.kind is FaultKind.CUT)
 
 
-def result(seed: int, *violations: str) -> Result:
+def result(seed: int, *violations: str) -> ScheduleResult:
     schedule = drawing.draw(seed)
     kinds = [fault.kind.value for fault in schedule.faults]
-    return Result(
+    return ScheduleResult(
         seed, schedule.mode.value, str(schedule), list(violations), kinds, [], dict.fromkeys(kinds, 0.5), 20.0, 100
     )
 
 
 def test_results_outlive_a_runner_that_is_killed_while_it_writes(tmp_path: Path) -> None:
-    results = Results(tmp_path / "deep" / "results.jsonl")
+    results = ResultsFile(tmp_path / "deep" / "results.jsonl")
     assert results.read() == []
     results.add(result(1))
     with results.path.open("ab") as file:
@@ -431,7 +431,7 @@ def test_how_far_apart_hosts_may_be_that_lost_the_coordinator() -> None:
 @pytest.mark.timeout(300)
 def test_fixed_schedules_on_one_host(tmp_path: Path) -> None:
     check([chaos(tmp_path / str(number), "--schedule", text) for number, text in enumerate(ALONE)])
-    (served,) = Results(tmp_path / "1" / "results.jsonl").read()
+    (served,) = ResultsFile(tmp_path / "1" / "results.jsonl").read()
     assert served.num_copies > 0  # of ranges, on two servers each
 
 
@@ -465,7 +465,7 @@ def test_a_wrong_product_is_found_and_shrunk_to_one_command_that_fails_again(tmp
     (line,) = [line for line in output.splitlines() if line.startswith("  shrunk: ")]
     assignment, *_, text = shlex.split(line.removeprefix("  shrunk: "))
     assert assignment == f"{MUTATION}=newcomer"
-    assert [fault.kind for fault in parse(text).faults] == [Kind.KILL]
+    assert [fault.kind for fault in parse(text).faults] == [FaultKind.KILL]
     again = chaos(tmp_path / "again", "--schedule", text, environment=wrong)
     output = again.communicate(timeout=WAIT_S)[0]
     assert again.returncode == 1, output

@@ -97,13 +97,15 @@ def test_chargpt_learns_a_text_alone(tmp_path: Path) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_elastic_loses_a_worker_gains_one_and_no_sample_twice() -> None:
-    output = run_anew("elastic.py", "--short")
+def test_elastic_loses_a_worker_gains_one_and_no_sample_twice(tmp_path: Path) -> None:
+    picture = tmp_path / "run.svg"
+    output = run_anew("elastic.py", "--short", "--picture", str(picture))
     assert ">>> kill -9" in output
     *_, accuracy, samples, outage = output.strip().splitlines()
     assert float(accuracy.split()[2]) > 0.9
     assert samples == "Samples: epochs 0 to 15: 1,500 samples in each epoch, each once."
     assert outage.startswith("From the kill to the next step of the survivors: ")
+    assert all(words in picture.read_text() for words in ("kill -9", "a worker joins", "worker 3", "polyline"))
 
 
 def run_with_servers(folder: Path, name: str, *arguments: str) -> str:
@@ -196,5 +198,14 @@ def test_clicks_ranks_by_area_under_the_curve() -> None:
 
 
 def test_every_example_is_tested_here() -> None:
-    tested = ["chargpt.py", "clicks.py", "collectives.py", "digits.py", "elastic.py", "fashion.py", "ratings.py"]
+    tested = [
+        "chargpt.py",
+        "clicks.py",
+        "collectives.py",
+        "digits.py",
+        "elastic.py",
+        "elastic_picture.py",
+        "fashion.py",
+        "ratings.py",
+    ]
     assert [path.name for path in sorted(EXAMPLES.glob("*.py"))] == tested

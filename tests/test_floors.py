@@ -58,18 +58,53 @@ def test_imports_only_from_floors_below(path: Path) -> None:
             assert LEVEL[theirs] < LEVEL[mine], f"{path.name} ({mine}) imports {name} from a floor that is not below"
 
 
-def test_the_public_surface_is_what_the_package_exports() -> None:
-    exported = set(paceline.__all__)
-    visible = {name for name in vars(paceline) if not name.startswith("_")}
-    modules = {path.stem for path in SOURCE.iterdir()}
-    assert visible - modules - {"annotations"} <= exported
-    for name in exported:
+SURFACE = {
+    *("Session", "fit", "Task", "launch", "load_model", "warm_up"),
+    *("Best", "Checkpoints", "EarlyStopping", "Every", "Fitted", "LoaderOptions", "SessionOptions", "Rates", "Total"),
+    *("Validation", "WarmUp", "callbacks", "data", "errors", "nn"),
+}
+
+
+def test_the_public_surface_is_exactly_this() -> None:
+    assert set(paceline.__all__) == SURFACE
+    assert set(dir(paceline)) == SURFACE | {"__version__"}
+    for name in SURFACE:
         found = getattr(paceline, name)
         assert getattr(found, "__module__", found.__name__).startswith("paceline")
 
 
+def test_errors_that_a_script_may_catch_are_in_one_module() -> None:
+    assert {name for name in vars(paceline.errors) if isinstance(vars(paceline.errors)[name], type)} - {
+        "Any",
+        "Path",
+    } == {
+        *(
+            "PacelineError",
+            "TrainingError",
+            "NonFiniteGradient",
+            "Refused",
+            "Evicted",
+            "EndedAlone",
+            "Orphaned",
+            "RunFailed",
+        ),
+        *("StrategyError", "Disagreement", "Diverged", "ServerError", "RequestRefused", "Unserved", "LoaderError"),
+        *("CheckpointError", "CorruptCheckpoint", "DiskFull", "RunRefused", "LaunchFailed"),
+        *("GroupError", "PeerLost", "Mismatch", "GroupAborted", "GroupClosed"),
+        *("WireError", "ConnectionLost", "DeadlineExceeded", "HandshakeRefused", "ProtocolError", "AddressError"),
+        *("CallFailed", "OutOfSharedMemory"),
+    }
+
+
+def test_what_only_other_floors_of_the_package_use_is_not_at_its_front() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'PeerLost'"):
+        _ = paceline.PeerLost
+
+
 def test_commands_the_agent_and_the_coordinator_do_without_torch() -> None:
     """Its import takes seconds; a coordinator that died must be back before anybody misses it."""
-    modules = "paceline.cli.main, paceline.cli.run, paceline.cli.join, paceline.cli.people, paceline.control.service"
+    modules = (
+        "paceline.cli.main, paceline.cli.run, paceline.cli.join, paceline.cli.people, paceline.control.shell.service"
+    )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -9,7 +9,7 @@ from multiprocessing import Pipe
 
 import pytest
 
-from paceline.testing.rehearsal import Worker
+from paceline.testing.rehearsal import RehearsalWorker
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -34,7 +34,7 @@ class ReadOnce:
 
 def test_an_exit_code_is_read_by_one_thread_at_a_time() -> None:
     ours, _theirs = Pipe()
-    worker, together = Worker(ReadOnce(), ours), threading.Barrier(4)
+    worker, together = RehearsalWorker(ReadOnce(), ours), threading.Barrier(4)
 
     def read(_: int) -> int | None:
         together.wait()

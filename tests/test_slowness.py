@@ -103,7 +103,7 @@ def test_where_there_are_no_cgroups_it_is_said(tmp_path: Path) -> None:
 
 def test_sleep_makes_computing_longer_in_proportion() -> None:
     model = nn.Linear(4, 2)
-    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), seed=0)
+    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     def loss_fn(x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.02)

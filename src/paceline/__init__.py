@@ -1,52 +1,30 @@
-"""Paceline trains one PyTorch model on whatever machines there are. See README.md."""
+"""Paceline trains one PyTorch model on whatever machines there are. See README.md.
 
+What a script needs is here. Beside it are `paceline.errors`, `paceline.callbacks`, `paceline.nn` (tables on servers)
+and `paceline.data`.
+"""
+
+import importlib as _importlib
 import typing as _typing
 
-from paceline.errors import (
-    AddressError,
-    CallFailed,
-    ConnectionLost,
-    DeadlineExceeded,
-    GroupAborted,
-    GroupClosed,
-    GroupError,
-    HandshakeRefused,
-    Mismatch,
-    OutOfSharedMemory,
-    PacelineError,
-    PeerLost,
-    ProtocolError,
-    WireError,
-)
+from paceline import errors
 
 if _typing.TYPE_CHECKING:
+    from paceline import callbacks, data, nn
     from paceline.engine import launch
     from paceline.train import (
         Best,
-        Callback,
         Checkpoints,
         EarlyStopping,
-        EpochInfo,
         Every,
-        Evicted,
         Fitted,
-        JsonLines,
         LoaderOptions,
-        NonFiniteGradient,
-        Options,
-        Orphaned,
-        PrintProgress,
         Rates,
-        Refused,
-        RunFailed,
-        RunInfo,
         Session,
-        StepInfo,
+        SessionOptions,
         Task,
         Total,
-        TrainingError,
         Validation,
-        ValidationInfo,
         WarmUp,
         fit,
         load_model,
@@ -56,46 +34,22 @@ if _typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AddressError",
     "Best",
-    "CallFailed",
-    "Callback",
     "Checkpoints",
-    "ConnectionLost",
-    "DeadlineExceeded",
     "EarlyStopping",
-    "EpochInfo",
     "Every",
-    "Evicted",
     "Fitted",
-    "GroupAborted",
-    "GroupClosed",
-    "GroupError",
-    "HandshakeRefused",
-    "JsonLines",
     "LoaderOptions",
-    "Mismatch",
-    "NonFiniteGradient",
-    "Options",
-    "Orphaned",
-    "OutOfSharedMemory",
-    "PacelineError",
-    "PeerLost",
-    "PrintProgress",
-    "ProtocolError",
     "Rates",
-    "Refused",
-    "RunFailed",
-    "RunInfo",
     "Session",
-    "StepInfo",
+    "SessionOptions",
     "Task",
     "Total",
-    "TrainingError",
     "Validation",
-    "ValidationInfo",
     "WarmUp",
-    "WireError",
+    "callbacks",
+    "data",
+    "errors",
     "fit",
     "launch",
     "load_model",
@@ -103,19 +57,17 @@ __all__ = [
     "warm_up",
 ]
 
+_MODULES = {"callbacks", "data", "nn"}
+
 
 def __getattr__(name: str) -> _typing.Any:
     """Training needs torch, whose import takes a second; commands that do without are spared it."""
-    if name == "launch":
-        import paceline.engine
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    if name in _MODULES:
+        return _importlib.import_module(f"paceline.{name}")
+    return getattr(_importlib.import_module("paceline.engine" if name == "launch" else "paceline.train"), name)
 
-        return paceline.engine.launch
-    if name == "nn":
-        import paceline.nn
 
-        return paceline.nn
-    if name in __all__:
-        import paceline.train
-
-        return getattr(paceline.train, name)
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from paceline.balance import Balance, Measure
+from paceline.balance import Balance, StepTiming
 
 SAMPLE_S = 1e-3
 
@@ -58,7 +58,7 @@ class World:
         true = [(self._fixed_s + self._sample_s * share) / speed for share, speed in zip(shares, speeds, strict=True)]
         best_s = (self._sample_s * self.total + self._fixed_s * len(speeds)) / sum(speeds)
         self.efficiencies.append(best_s / max(true))
-        measures = [Measure(share, self._measured(seconds)) for share, seconds in zip(shares, true, strict=True)]
+        measures = [StepTiming(share, self._measured(seconds)) for share, seconds in zip(shares, true, strict=True)]
         version = self.balance.version
         self.balance = self.balance.observed(measures, self.total, 1)
         self.step += 1

@@ -13,7 +13,7 @@ from balance_worlds import SAMPLE_S, Seat, World, seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.balance import Balance, Measure
+from paceline.balance import Balance, StepTiming
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -108,7 +108,7 @@ def test_a_worker_whose_time_is_all_fixed_takes_what_others_cannot() -> None:
     balance = Balance().seated(seats(2), 40, 1)
     for _ in range(100):
         shares = balance.shares
-        balance = balance.observed([Measure(shares[0], 0.025), Measure(shares[1], 0.0025 * shares[1])], 40, 1)
+        balance = balance.observed([StepTiming(shares[0], 0.025), StepTiming(shares[1], 0.0025 * shares[1])], 40, 1)
     assert balance.shares[1] in (9, 10, 11)
 
 
@@ -129,7 +129,7 @@ def test_a_reason_is_about_the_change_that_it_is_given_for(
     for step in range(150):
         factors = [turn if step > 80 and rank == 0 else 1.0 for rank in range(len(costs))]
         measures = [
-            Measure(share, (fixed_s + sample_s * share) * factor * max(0.5, chance.gauss(1.0, noise)))
+            StepTiming(share, (fixed_s + sample_s * share) * factor * max(0.5, chance.gauss(1.0, noise)))
             for share, (fixed_s, sample_s), factor in zip(balance.shares, costs, factors, strict=True)
         ]
         before, balance = balance, balance.observed(measures, total, 1)
@@ -213,13 +213,13 @@ def test_who_stays_keeps_its_pace_and_a_replaced_worker_that_of_its_host() -> No
 
 def test_a_limit_takes_effect_at_once_and_is_given_as_the_reason() -> None:
     world = World(lambda _: (1.0, 1.0), total=100).run(10)
-    balance = world.balance.observed([Measure(50, 0.05), Measure(50, 0.05, limit=40)], 100, 1)
+    balance = world.balance.observed([StepTiming(50, 0.05), StepTiming(50, 0.05, limit=40)], 100, 1)
     assert balance.shares == (60, 40)
     assert balance.reason == "50:50 became 60:40: w1 has memory for 40 samples at a time"
     # Where all limits together are too low, or the others would take much longer, it computes in pieces.
-    again = balance.observed([Measure(60, 0.06, limit=30), Measure(40, 0.04, limit=20)], 100, 1)
+    again = balance.observed([StepTiming(60, 0.06, limit=30), StepTiming(40, 0.04, limit=20)], 100, 1)
     assert again.shares == (50, 50)
-    assert world.balance.observed([Measure(50, 0.05), Measure(50, 0.05, limit=5)], 100, 1).shares == (50, 50)
+    assert world.balance.observed([StepTiming(50, 0.05), StepTiming(50, 0.05, limit=5)], 100, 1).shares == (50, 50)
 
 
 def test_a_worker_that_costs_more_than_it_gives_is_named_after_a_while() -> None:
@@ -243,14 +243,14 @@ def test_a_slow_worker_that_helps_is_no_burden() -> None:
 def test_what_is_no_measurement_changes_nothing() -> None:
     balance = World(lambda _: (1.0, 0.5)).run(10).balance
     for nonsense in (0.0, -1.0, math.nan, math.inf):
-        after = balance.observed([Measure(128, nonsense), Measure(64, nonsense, reduced_s=nonsense)], 192, 1)
+        after = balance.observed([StepTiming(128, nonsense), StepTiming(64, nonsense, reduced_s=nonsense)], 192, 1)
         assert after == balance
 
 
 def test_nothing_is_decided_before_everybody_was_measured() -> None:
     balance = Balance().seated(seats(2), 100, 1)
     for _ in range(20):
-        balance = balance.observed([Measure(50, 0.05), Measure(50, 0.0)], 100, 1)
+        balance = balance.observed([StepTiming(50, 0.05), StepTiming(50, 0.0)], 100, 1)
     assert balance.shares == (50, 50)
 
 
@@ -258,7 +258,7 @@ def test_communication_that_nobody_can_help_makes_small_gains_smaller() -> None:
     def shares_with(reduced_s: float) -> tuple[int, ...]:
         balance = Balance().seated(seats(2), 100, 1)
         for _ in range(60):
-            measures = [Measure(50, 0.050, reduced_s), Measure(50, 0.054, reduced_s + 0.004)]
+            measures = [StepTiming(50, 0.050, reduced_s), StepTiming(50, 0.054, reduced_s + 0.004)]
             balance = balance.observed(measures, 100, 1)
         return balance.shares
 

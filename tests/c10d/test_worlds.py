@@ -31,7 +31,7 @@ from paceline.c10d.errors import translate
 from paceline.c10d.options import listening_address
 from paceline.c10d.rendezvous import _Board
 from paceline.store import StoreClient, StoreInvitation, StoreServer
-from paceline.store.torch_store import Store
+from paceline.store.torch_store import TorchStore
 from paceline.testing import netlab
 from paceline.testing.crew import Crew, say
 from paceline.testing.netlab import Netlab
@@ -80,7 +80,7 @@ def set_master(_: None, port: int) -> None:
 
 
 def begin_with_store(_: None, rank: int, invitation: StoreInvitation) -> list[float]:
-    store, found = Store(invitation), []
+    store, found = TorchStore(invitation), []
     if rank:  # a try that fails does not count
         with pytest.raises(dist.DistStoreError, match=r"ranks \[0.* did not come"):
             dist.init_process_group("paceline", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=0.5))
@@ -108,7 +108,7 @@ def test_a_given_store_serves_one_world_after_the_other(crew: Crew) -> None:
 
 def begin_beside_others(_: None, rank: int, invitation: StoreInvitation) -> list[float]:
     """The default group is of a backend that leaves nothing in the store, and does not hold anybody up."""
-    store, found = Store(invitation), []
+    store, found = TorchStore(invitation), []
     for ranks in ([0, 2], [1, 2], [0, 1, 2], [0, 2], [2, 1]):
         dist.init_process_group("fake", store=store, rank=rank, world_size=3)
         part = dist.new_group(ranks, backend="cpu:paceline", timeout=worlds.TIMEOUT)
@@ -129,7 +129,7 @@ def test_groups_in_a_world_of_another_backend_know_nothing_of_those_before(crew:
 
 
 def grow(_: None, rank: int, invitation: StoreInvitation) -> list[float]:
-    store, found = Store(invitation), []
+    store, found = TorchStore(invitation), []
     for size in (2, 3, 2):
         if rank < size:
             dist.init_process_group("paceline", store=store, rank=rank, world_size=size, timeout=worlds.TIMEOUT)
@@ -175,7 +175,7 @@ def test_who_comes_again_after_a_try_that_failed_is_let_in() -> None:
 
 def test_our_store_is_one_of_torchs() -> None:
     with StoreServer() as server:
-        store = Store(server.invitation, timedelta(seconds=5))
+        store = TorchStore(server.invitation, timedelta(seconds=5))
         torch._C._distributed_c10d._test_python_store(store)
         prefixed = PrefixStore("a", store)
         prefixed.set("key", "value")
@@ -356,7 +356,7 @@ def test_ranks_that_do_not_come_are_named(crew: Crew) -> None:
 
 
 def begin_as(_: None, rank: int, invitation: StoreInvitation) -> str:
-    store = Store(invitation)
+    store = TorchStore(invitation)
     try:
         dist.init_process_group("paceline", store=store, rank=rank, world_size=2, timeout=worlds.TIMEOUT)
     except dist.DistError as error:

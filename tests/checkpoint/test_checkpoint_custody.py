@@ -14,8 +14,7 @@ from typing import NoReturn
 import pytest
 from checkpoint_samples import assert_same, contents
 
-from paceline.checkpoint import Keeper, Stage, find, read, write
-from paceline.checkpoint.errors import DiskFull
+from paceline.checkpoint import CheckpointWriter, SaveStage, find, read, write
 from paceline.checkpoint.pending import Pending
 from paceline.checkpoint.stores import DistantStore, LocalStore
 from paceline.custody import depot as depots
@@ -24,9 +23,8 @@ from paceline.custody.custodian import Custodian, LogPiece, Shared
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
 from paceline.custody.partial import PREFIX, Partial
-from paceline.custody.shelf import Rules
-from paceline.errors import AddressError, CallFailed, ConnectionLost, WireError
-from paceline.train.errors import Evicted
+from paceline.custody.shelf import RetentionRules
+from paceline.errors import AddressError, CallFailed, ConnectionLost, DiskFull, Evicted, WireError
 from paceline.train.saving import Checkpoints, Saver
 from paceline.wire import calls
 from paceline.wire.connection import Connection
@@ -97,14 +95,14 @@ def host(tmp_path: Path) -> Host:
 
 
 @contextlib.contextmanager
-def keeping(host: Host, retry_s: float = WAIT_S) -> Iterator[Keeper]:
+def keeping(host: Host, retry_s: float = WAIT_S) -> Iterator[CheckpointWriter]:
     """A keeper on another host."""
     guest = host.folder.parent / "guest"
 
-    def make(rules: Rules) -> DistantStore:
+    def make(rules: RetentionRules) -> DistantStore:
         return DistantStore(guest, host.depot(retry_s=retry_s), rules)
 
-    with Keeper(guest, keep_last=2, make_store=make) as made:
+    with CheckpointWriter(guest, keep_last=2, make_store=make) as made:
         yield made
 
 
@@ -114,7 +112,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depots, "SLICE_S", 0.005)
 
 
-def publish(keeper: Keeper, operation: int) -> Stage:
+def publish(keeper: CheckpointWriter, operation: int) -> SaveStage:
     assert keeper.wait_free(WAIT_S)
     pending = keeper.take(contents(operation))
     assert pending is not None
@@ -122,7 +120,7 @@ def publish(keeper: Keeper, operation: int) -> Stage:
     return pending.wait(WAIT_S)
 
 
-def lose_before_it_counts(keeper: Keeper, host: Host, operation: int) -> Pending:
+def lose_before_it_counts(keeper: CheckpointWriter, host: Host, operation: int) -> Pending:
     """The checkpoint was sent, and the connection to the run's host breaks before its step counts."""
     pending = keeper.take(contents(operation))
     assert pending is not None
@@ -158,7 +156,7 @@ def in_middle_of_sending(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], 
 def test_a_checkpoint_of_another_host_is_published_at_the_runs_host(host: Host, tmp_path: Path) -> None:
     with keeping(host) as keeper:
         for operation in (3, 5, 8):
-            assert publish(keeper, operation) is Stage.PUBLISHED
+            assert publish(keeper, operation) is SaveStage.PUBLISHED
         assert host.operations() == [8, 5]
         assert_same(read(host.checkpoints / "latest"), contents(8))
         assert not list((tmp_path / "guest").iterdir())
@@ -172,7 +170,7 @@ def test_it_has_no_name_before_its_step_counts(host: Host) -> None:
         assert pending.wait_written(WAIT_S)
         assert (host.operations(), len(host.partials())) == ([], 1)
         keeper.settle(4)
-        assert pending.wait(WAIT_S) is Stage.PUBLISHED
+        assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
         assert (host.operations(), host.partials()) == ([4], [])
 
 
@@ -184,7 +182,7 @@ def test_scores_are_kept_at_the_runs_host(host: Host) -> None:
             assert pending is not None
             assert keeper.score(operation, score)
             keeper.settle(operation)
-            assert pending.wait(WAIT_S) is Stage.PUBLISHED
+            assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
         assert host.operations() == [4, 3, 1]
         assert_same(read(host.checkpoints / "best"), contents(1))
 
@@ -192,14 +190,14 @@ def test_scores_are_kept_at_the_runs_host(host: Host) -> None:
 def test_a_coordinator_that_dies_in_the_middle_gets_it_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     with keeping(host) as keeper:
         in_middle_of_sending(monkeypatch, host.hang_up)
-        assert publish(keeper, 6) is Stage.PUBLISHED
+        assert publish(keeper, 6) is SaveStage.PUBLISHED
         assert_same(read(host.checkpoints / "latest"), contents(6))
         assert not host.partials()
 
 
 def test_a_coordinator_that_dies_before_the_step_counts_gets_it_again(host: Host) -> None:
     with keeping(host) as keeper:
-        assert lose_before_it_counts(keeper, host, 6).wait(WAIT_S) is Stage.PUBLISHED
+        assert lose_before_it_counts(keeper, host, 6).wait(WAIT_S) is SaveStage.PUBLISHED
         assert_same(read(host.checkpoints / "latest"), contents(6))
 
 
@@ -209,7 +207,7 @@ def test_a_worker_that_dies_in_the_middle_leaves_nothing(host: Host, tmp_path: P
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "step-000000006").iterdir()}
     deadline = Deadline(WAIT_S, "a test")
     calls.call(connection, "hold", sizes, deadline=deadline)
-    connection.send("call", calls.Call("fill", b"\xc0"), deadline=deadline)  # type: ignore[arg-type]
+    connection.send("call", calls.CallBody("fill", b"\xc0"), deadline=deadline)  # type: ignore[arg-type]
     connection.send_all([memoryview(b"x" * 100)], deadline)
     assert len(host.partials()) == 1
     connection.close()
@@ -226,7 +224,7 @@ def test_bytes_that_change_on_the_way_are_not_published(host: Host, monkeypatch:
             return "0" * 64
 
         monkeypatch.setattr(moving, "receive", receive)
-        assert publish(keeper, 6) is Stage.FAILED
+        assert publish(keeper, 6) is SaveStage.FAILED
         assert "checksums differ" in str(keeper.errors()[-1].error)
         assert (host.operations(), host.partials()) == ([], [])
 
@@ -234,17 +232,17 @@ def test_bytes_that_change_on_the_way_are_not_published(host: Host, monkeypatch:
 def test_a_runs_host_that_is_not_reached_fails_one_checkpoint_and_the_next_is_tried(host: Host, tmp_path: Path) -> None:
     with keeping(host, retry_s=0.1) as keeper:
         host.is_down = True
-        assert publish(keeper, 2) is Stage.FAILED
+        assert publish(keeper, 2) is SaveStage.FAILED
         assert "not reached for 0.1 s" in str(keeper.errors()[-1].error)
         host.is_down = False
-        assert publish(keeper, 4) is Stage.PUBLISHED
+        assert publish(keeper, 4) is SaveStage.PUBLISHED
     assert not list((tmp_path / "guest").iterdir())
 
 
 def test_who_is_not_in_the_run_any_more_brings_nothing(host: Host) -> None:
     with keeping(host) as keeper:
         host.refusal = "worker m1 is not in the run any more"
-        assert publish(keeper, 2) is Stage.FAILED
+        assert publish(keeper, 2) is SaveStage.FAILED
         assert "not in the run any more" in str(keeper.errors()[-1].error)
         assert host.operations() == []
 
@@ -255,7 +253,7 @@ def test_a_runs_host_without_room_says_so(host: Host, monkeypatch: pytest.Monkey
         full = os.statvfs_result((*tuple(status)[:4], 0, *tuple(status)[5:]))
         real = os.statvfs
         monkeypatch.setattr(os, "statvfs", lambda path: full if "head" in str(path) else real(path))
-        assert publish(keeper, 2) is Stage.FAILED
+        assert publish(keeper, 2) is SaveStage.FAILED
         error = str(keeper.errors()[-1].error)
         assert str(host.checkpoints) in error
         assert "0 are free" in error
@@ -270,7 +268,7 @@ def test_closing_while_the_runs_host_is_away_does_not_hang(host: Host) -> None:
         host.hang_up()
         keeper.settle(6)
         keeper.close(wait_s=0.2)
-        assert pending.stage in (Stage.DROPPED, Stage.FAILED)
+        assert pending.stage in (SaveStage.DROPPED, SaveStage.FAILED)
 
 
 # -- a full disk here ------------------------------------------------------------------------------------------------
@@ -292,7 +290,7 @@ def test_a_full_disk_of_another_host_does_not_keep_checkpoints_from_the_runs_hos
 ) -> None:
     with keeping(host) as keeper:
         for operation in (3, 5, 8):
-            assert publish(keeper, operation) is Stage.PUBLISHED
+            assert publish(keeper, operation) is SaveStage.PUBLISHED
         assert host.operations() == [8, 5]
         assert_same(read(host.checkpoints / "latest"), contents(8))
         assert not list((tmp_path / "guest").iterdir())
@@ -302,7 +300,7 @@ def test_a_full_disk_of_another_host_does_not_keep_checkpoints_from_the_runs_hos
 def test_a_folder_that_cannot_be_made_here_does_not_either(host: Host, tmp_path: Path) -> None:
     (tmp_path / "guest").write_text("in its place")
     with keeping(host) as keeper:
-        assert publish(keeper, 3) is Stage.PUBLISHED
+        assert publish(keeper, 3) is SaveStage.PUBLISHED
     assert_same(read(host.checkpoints / "latest"), contents(3))
 
 
@@ -312,7 +310,7 @@ def test_what_is_only_in_memory_is_sent_again_if_the_connection_breaks(
 ) -> None:
     in_middle_of_sending(monkeypatch, host.hang_up)
     with keeping(host) as keeper:
-        assert publish(keeper, 3) is Stage.PUBLISHED
+        assert publish(keeper, 3) is SaveStage.PUBLISHED
     assert_same(read(host.checkpoints / "latest"), contents(3))
 
 
@@ -321,9 +319,9 @@ def test_what_was_only_in_memory_and_is_lost_before_its_step_counts_is_never_som
     """The memory is that of the next snapshot by then."""
     with keeping(host) as keeper:
         pending = lose_before_it_counts(keeper, host, 3)
-        assert pending.wait(WAIT_S) is Stage.FAILED
+        assert pending.wait(WAIT_S) is SaveStage.FAILED
         assert "no room to keep a copy here" in str(pending.error)
-        assert publish(keeper, 5) is Stage.PUBLISHED
+        assert publish(keeper, 5) is SaveStage.PUBLISHED
         assert host.operations() == [5]
 
 
@@ -520,7 +518,7 @@ def test_what_is_no_checkpoint_is_refused(host: Host) -> None:
             calls.call(connection, "hold", sizes, deadline=Deadline(WAIT_S, "a test"))
     with pytest.raises(CallFailed, match="no checkpoint of operation 5"):
         calls.call(connection, "publish", {"operation": 5, "checksums": {}}, deadline=Deadline(WAIT_S, "a test"))
-    connection.send("call", calls.Call("fill", b"\xc0"), deadline=Deadline(WAIT_S, "a test"))  # type: ignore[arg-type]
+    connection.send("call", calls.CallBody("fill", b"\xc0"), deadline=Deadline(WAIT_S, "a test"))  # type: ignore[arg-type]
     with pytest.raises(ConnectionLost):
         connection.receive(deadline=Deadline(WAIT_S, "a test"))
     connection.close()

@@ -22,20 +22,11 @@ import safetensors.torch
 import torch
 from checkpoint_samples import assert_same, contents, weights
 
-from paceline.checkpoint import (
-    CheckpointError,
-    Contents,
-    CorruptCheckpoint,
-    DiskFull,
-    files,
-    find,
-    newest_good,
-    read,
-    write,
-)
+from paceline.checkpoint import Contents, files, find, newest_good, read, write
 from paceline.checkpoint import manifest as manifests
 from paceline.custody import names
 from paceline.custody.partial import PREFIX, Partial, sweep
+from paceline.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.testing.crew import Crew, say
 
 FILES = [names.MODEL, names.STATE, names.MANIFEST]

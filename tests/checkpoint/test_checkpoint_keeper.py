@@ -20,29 +20,20 @@ from checkpoint_samples import assert_same, contents
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.checkpoint import (
-    CheckpointError,
-    Contents,
-    Keeper,
-    Pending,
-    Stage,
-    files,
-    find,
-    newest_good,
-    read,
-)
-from paceline.checkpoint.snapshot import Buffers, Move, divide
+from paceline.checkpoint import CheckpointWriter, Contents, Pending, SaveStage, files, find, newest_good, read
+from paceline.checkpoint.snapshot import SnapshotBuffers, TensorCopy, divide
 from paceline.custody.partial import PREFIX, sweep
-from paceline.custody.shelf import SCORES, Rules, choose
+from paceline.custody.shelf import SCORES, RetentionRules, choose
+from paceline.errors import CheckpointError
 from paceline.testing.crew import Crew, say
 
 WAIT_S = 20.0
-Make = Callable[..., Keeper]
+Make = Callable[..., CheckpointWriter]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    return partial(Keeper, tmp_path)
+    return partial(CheckpointWriter, tmp_path)
 
 
 class Gate:
@@ -89,17 +80,17 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.opened.set()
 
 
-def take(keeper: Keeper, given: Contents) -> Pending:
+def take(keeper: CheckpointWriter, given: Contents) -> Pending:
     assert keeper.wait_free(WAIT_S)
     pending = keeper.take(given)
     assert pending is not None
     return pending
 
 
-def publish(keeper: Keeper, operation: int) -> None:
+def publish(keeper: CheckpointWriter, operation: int) -> None:
     pending = take(keeper, contents(operation))
     keeper.settle(operation)
-    assert pending.wait(WAIT_S) is Stage.PUBLISHED
+    assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
 
 
 def operations(folder: Path) -> list[int]:
@@ -117,11 +108,11 @@ def test_a_written_one_is_published_when_it_is_settled(make: Make, tmp_path: Pat
     with make() as keeper:
         pending = take(keeper, contents(5))
         assert pending.wait_written(WAIT_S)
-        assert pending.stage is Stage.WRITTEN
+        assert pending.stage is SaveStage.WRITTEN
         keeper.settle(4)
         assert operations(tmp_path) == []
         keeper.settle(5)
-        assert pending.wait(WAIT_S) is Stage.PUBLISHED
+        assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
         assert_same(read(pending.path), contents(5))
         assert_same(read(tmp_path / "latest"), contents(5))
         assert partials(tmp_path) == []
@@ -133,9 +124,9 @@ def test_a_settled_one_is_published_when_it_is_written(make: Make, gate: Gate, t
         pending = take(keeper, contents(5))
         keeper.settle(6)
         assert gate.reached.wait(WAIT_S)
-        assert (pending.stage, operations(tmp_path)) == (Stage.WRITING, [])
+        assert (pending.stage, operations(tmp_path)) == (SaveStage.WRITING, [])
         gate.opened.set()
-        assert pending.wait(WAIT_S) is Stage.PUBLISHED
+        assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
 
 
 def test_one_is_published_while_the_next_is_written(make: Make, gate: Gate, tmp_path: Path) -> None:
@@ -147,8 +138,8 @@ def test_one_is_published_while_the_next_is_written(make: Make, gate: Gate, tmp_
         assert gate.reached.wait(WAIT_S)
         keeper.settle(1)
         gate.open_once()
-        assert first.wait(WAIT_S) is Stage.PUBLISHED
-        assert second.stage is Stage.WRITING
+        assert first.wait(WAIT_S) is SaveStage.PUBLISHED
+        assert second.stage is SaveStage.WRITING
         assert operations(tmp_path) == [1]
         gate.opened.set()
         assert second.wait_written(WAIT_S)
@@ -166,7 +157,7 @@ def test_the_snapshot_is_of_the_moment_of_take(make: Make, gate: Gate) -> None:
             live.state["optimizer"]["state"].clear()
             gate.opened.set()
             keeper.settle(operation)
-            assert pending.wait(WAIT_S) is Stage.PUBLISHED
+            assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
             assert_same(read(pending.path), contents(operation))
 
 
@@ -181,7 +172,7 @@ def test_a_discarded_one_is_never_seen(make: Make, gate: Gate, tmp_path: Path) -
         keeper.discard(4)
         before = gate.num_passed
         gate.opened.set()
-        assert written.wait(WAIT_S) is being_written.wait(WAIT_S) is Stage.DROPPED
+        assert written.wait(WAIT_S) is being_written.wait(WAIT_S) is SaveStage.DROPPED
         assert gate.num_passed == before + 1  # nothing more was written
         keeper.settle(4)
         publish(keeper, 6)  # done again, and this time it counts
@@ -212,7 +203,7 @@ def test_one_snapshot_at_a_time(make: Make, gate: Gate, tmp_path: Path) -> None:
         threading.Timer(0.01, gate.opened.set).start()
         second = take(keeper, contents(2))
         keeper.settle(2)
-        assert first.wait(WAIT_S) is second.wait(WAIT_S) is Stage.PUBLISHED
+        assert first.wait(WAIT_S) is second.wait(WAIT_S) is SaveStage.PUBLISHED
         assert operations(tmp_path) == [2, 1]
 
 
@@ -236,7 +227,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def test_on_a_full_disk_a_snapshot_is_kept_and_written_when_there_is_room(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.checkpoint.keeper.ROOM_S", 0.01)
+    monkeypatch.setattr("paceline.checkpoint.writer.ROOM_S", 0.01)
     events: list[str] = []
     with make(on_event=lambda kind, text: events.append(f"{kind}: {text}")) as keeper:
         publish(keeper, 1)
@@ -245,10 +236,10 @@ def test_on_a_full_disk_a_snapshot_is_kept_and_written_when_there_is_room(
             older = take(keeper, contents(2))
             wait_until(lambda: older.waits_for_room)
             newer = take(keeper, contents(3))
-            assert older.wait(WAIT_S) is Stage.DROPPED, "the newer one takes its place"
+            assert older.wait(WAIT_S) is SaveStage.DROPPED, "the newer one takes its place"
             wait_until(lambda: newer.waits_for_room)
         keeper.settle(3)
-        assert newer.wait(WAIT_S) is Stage.PUBLISHED
+        assert newer.wait(WAIT_S) is SaveStage.PUBLISHED
         said = [text for text in events if text.startswith("waits: ")]
         assert [text.partition(" is kept")[0] for text in said] == ["waits: operation 2", "waits: operation 3"]
         assert "no room for a checkpoint in" in said[0]
@@ -265,13 +256,13 @@ def test_a_disk_that_stays_full_does_not_hold_up_the_end(
     keeper.settle(2)
     wait_until(lambda: pending.waits_for_room)
     keeper.close(wait_s=0.1)
-    assert pending.stage is Stage.DROPPED
+    assert pending.stage is SaveStage.DROPPED
 
 
 def test_a_folder_that_vanishes_is_an_error_of_the_background(make: Make, tmp_path: Path) -> None:
     with make() as keeper:
         tmp_path.rmdir()
-        assert take(keeper, contents(2)).wait(WAIT_S) is Stage.FAILED
+        assert take(keeper, contents(2)).wait(WAIT_S) is SaveStage.FAILED
         tmp_path.mkdir()
         publish(keeper, 3)
 
@@ -292,13 +283,13 @@ def test_a_callback_that_raises_changes_nothing(make: Make, tmp_path: Path) -> N
 )
 def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Keeper(tmp_path, **options)
+        CheckpointWriter(tmp_path, **options)
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="give a folder"):
-        Keeper(tmp_path / "file" / "run")
+        CheckpointWriter(tmp_path / "file" / "run")
 
 
 # -- what stays ------------------------------------------------------------------------------------------------------
@@ -311,7 +302,7 @@ def test_the_last_and_the_best_stay(make: Make, tmp_path: Path) -> None:
             pending = take(keeper, contents(operation))
             assert keeper.score(operation, loss) is not math.isnan(loss)
             keeper.settle(operation)
-            assert pending.wait(WAIT_S) is Stage.PUBLISHED
+            assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
         keeper.close()
         assert operations(tmp_path) == [5, 4, 2]
         assert os.readlink(tmp_path / "latest") == "step-000000005"
@@ -348,7 +339,7 @@ def test_scores_that_cannot_be_read_are_none(make: Make, tmp_path: Path) -> None
 )
 def test_the_rules(there: set[int], scores: dict[int, float], keep_last: int, keep_best: int) -> None:
     for mode in ("min", "max"):
-        keep, latest, best = choose(there, scores, Rules(keep_last, keep_best, mode))
+        keep, latest, best = choose(there, scores, RetentionRules(keep_last, keep_best, mode))
         assert set(sorted(there)[-keep_last:]) <= keep <= there
         assert len(keep) <= keep_last + keep_best
         assert latest == max(there, default=None)
@@ -375,11 +366,11 @@ def test_what_a_living_keeper_writes_is_left_alone(make: Make, tmp_path: Path) -
         assert pending.wait_written(WAIT_S)
         make().close()
         keeper.settle(1)
-        assert pending.wait(WAIT_S) is Stage.PUBLISHED
+        assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
 
 
 def keep_until_killed(_: object, folder: Path) -> None:
-    with Keeper(folder, keep_last=2) as keeper:
+    with CheckpointWriter(folder, keep_last=2) as keeper:
         begin = max([0, *operations(folder)])
         for operation in range(begin + 1, begin + 10_000):
             assert keeper.take(contents(operation)) is not None
@@ -388,7 +379,7 @@ def keep_until_killed(_: object, folder: Path) -> None:
             keeper.score(operation, 1 / operation)
             assert pending.wait_written(WAIT_S)
             keeper.discard(operation)
-            assert pending.wait(WAIT_S) is Stage.DROPPED
+            assert pending.wait(WAIT_S) is SaveStage.DROPPED
             say(operation)
 
 
@@ -421,7 +412,7 @@ def test_close_finishes_what_is_settled_and_drops_the_rest(make: Make, gate: Gat
         keeper.settle(1)
         threading.Timer(0.01, gate.opened.set).start()
         keeper.close(WAIT_S)
-        assert (first.stage, second.stage) == (Stage.PUBLISHED, Stage.DROPPED)
+        assert (first.stage, second.stage) == (SaveStage.PUBLISHED, SaveStage.DROPPED)
         assert (operations(tmp_path), partials(tmp_path)) == ([1], [])
         assert keeper.buffer_bytes == 0
         keeper.close()
@@ -443,7 +434,7 @@ def test_close_does_not_wait_longer_than_it_may(make: Make, gate: Gate, tmp_path
         assert gate.reached.wait(WAIT_S)
         threading.Thread(target=open_when_unwanted, args=(gate, pending)).start()
         keeper.close(0.01)
-        assert pending.stage is Stage.DROPPED
+        assert pending.stage is SaveStage.DROPPED
         assert partials(tmp_path) == []
 
 
@@ -467,8 +458,8 @@ EXIT = """
 import sys, torch
 from functools import partial
 from pathlib import Path
-from paceline.checkpoint import Contents, Keeper
-keeper = Keeper(Path(sys.argv[1]))
+from paceline.checkpoint import Contents, CheckpointWriter
+keeper = CheckpointWriter(Path(sys.argv[1]))
 big = {"w": torch.ones(4_000_000)}
 keeper.take(Contents(run="r", operation=1, epoch=0, position=0, model=big))
 keeper.settle(1)
@@ -488,7 +479,7 @@ def test_an_exit_without_close_finishes_what_is_settled(tmp_path: Path) -> None:
 
 
 def test_snapshots_use_the_same_memory_again() -> None:
-    buffers = Buffers()
+    buffers = SnapshotBuffers()
     first = buffers.copy(files.prepare(contents(1)))
     again = buffers.copy(files.prepare(contents(2)))
     for name, tensor in first.model_tensors.items():
@@ -501,7 +492,7 @@ def test_snapshots_use_the_same_memory_again() -> None:
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 5))
 def test_moves_are_divided_without_a_gap(sizes: list[int], num_parts: int) -> None:
-    moves = [Move(1000 * index, 10_000 + 1000 * index, size) for index, size in enumerate(sizes)]
+    moves = [TensorCopy(1000 * index, 10_000 + 1000 * index, size) for index, size in enumerate(sizes)]
     parts = divide(moves, num_parts)
     assert 1 <= len(parts) <= num_parts
     wanted = [(move.to + k, move.source + k) for move in moves for k in range(move.num_bytes)]
@@ -517,7 +508,7 @@ def test_a_large_state_is_copied_by_several_threads() -> None:
     try:
         model = {str(index): torch.randint(256, (5_000_000,), dtype=torch.uint8) for index in range(4)}
         model["turned"] = torch.rand(30, 20).t()
-        found = Buffers().copy(files.prepare(contents(1, model=model))).model_tensors
+        found = SnapshotBuffers().copy(files.prepare(contents(1, model=model))).model_tensors
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
@@ -532,7 +523,7 @@ def test_reserved_memory_is_what_a_snapshot_uses(make: Make) -> None:
 
 
 def test_a_forked_child_does_not_share_the_memory() -> None:
-    buffers = Buffers()
+    buffers = SnapshotBuffers()
     buffers.copy(files.prepare(contents(1)))
     assert buffers._memory.count_nonzero()
     child = os.fork()
@@ -547,11 +538,11 @@ def test_no_memory_for_a_snapshot_is_an_error_of_the_checkpoint_only(
 ) -> None:
     with make() as keeper:
 
-        def no_memory(self: Buffers, prepared: files.Prepared) -> files.Prepared:
+        def no_memory(self: SnapshotBuffers, prepared: files.Prepared) -> files.Prepared:
             raise MemoryError("no memory for a snapshot")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Buffers, "copy", no_memory)
+            patch.setattr(SnapshotBuffers, "copy", no_memory)
             assert keeper.take(contents(1)) is None
         assert [failure.operation for failure in keeper.errors()] == [1]
         publish(keeper, 1)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import paceline
-from paceline.checkpoint import CheckpointError, load_model
+from paceline.checkpoint import load_model
+from paceline.errors import CheckpointError
 
 DOCS = Path(__file__).parents[2] / "docs" / "training.md"
 

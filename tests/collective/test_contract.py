@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.collective import Group, Handle
-from paceline.collective.conveyor import BIN_BYTES, LARGE_BYTES
+from paceline.collective.memory_channel import BIN_BYTES, LARGE_BYTES
 from paceline.testing.crew import Crew
 
 SIZES = [0, 1, 2, 7, 1000, 16 * 1024 + 1, 300_001]

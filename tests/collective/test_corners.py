@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline.collective import Group, Handle
-from paceline.collective.conveyor import Carried, Conveyor
+from paceline.collective.memory_channel import ChannelMessage, MemoryChannel
 from paceline.errors import (
     DeadlineExceeded,
     GroupAborted,
@@ -188,9 +188,9 @@ def test_a_message_that_lies_where_there_is_no_memory_is_refused() -> None:
     memory = SharedMemory.create(1 << 22)
     ours, theirs = (Connection(one, peer="the other") for one in socket.socketpair())
     with contextlib.closing(memory), contextlib.closing(ours), contextlib.closing(theirs):
-        conveyor = Conveyor(Arena(memory, 0), {1: memory})
+        conveyor = MemoryChannel(Arena(memory, 0), {1: memory})
         for rank, offset in ((1, -1), (1, 1 << 40), (1, (1 << 22) - 3), (2, 0)):
-            carried = Carried(0, TensorSpec("uint8", (4,)), offset, True)
+            carried = ChannelMessage(0, TensorSpec("uint8", (4,)), offset, True)
             with pytest.raises(ProtocolError, match="has no memory"):
                 conveyor.receive(ours, carried, torch.zeros(4, dtype=torch.uint8), rank, Deadline(5.0, "a test"))
 

@@ -10,31 +10,32 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paceline.control.client import MemberClient
-from paceline.control.config import Config
-from paceline.control.coordinator_events import Settings
-from paceline.control.member import Member
-from paceline.control.member_events import (
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import (
     Action,
-    Apply,
+    ApplyOperation,
     Begin,
-    Broke,
     Caught,
-    Done,
+    DoOperation,
     Exit,
-    Form,
-    Formed,
+    FormGroup,
     Give,
-    Kind,
-    Ready,
-    Staged,
+    GroupBroke,
+    GroupFormed,
+    MemberReady,
+    OperationDone,
+    OperationKind,
+    StateStaged,
     Take,
-    Work,
 )
-from paceline.control.messages import Introduction, Plan
-from paceline.control.progress import StepRow
-from paceline.control.service import Service
-from paceline.control.ticket import Ticket
+from paceline.control.messages.members import Introduction
+from paceline.control.messages.plan import Plan
+from paceline.control.messages.progress import StepRow
+from paceline.control.shell.client import MemberClient
+from paceline.control.shell.config import Config
+from paceline.control.shell.service import CoordinatorService
+from paceline.control.shell.ticket import Ticket
 from paceline.wire.card import Card, this_host
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
@@ -50,14 +51,14 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 def new_config(folder: Path, **settings: float) -> Config:
-    return Config.new(run="test", folder=folder, settings=Settings(**settings))  # type: ignore[arg-type]
+    return Config.new(run="test", folder=folder, settings=RunSettings(**settings))  # type: ignore[arg-type]
 
 
 class Running:
     """A service that runs in a thread of this process."""
 
     def __init__(self, config: Config) -> None:
-        self.service = Service(config)
+        self.service = CoordinatorService(config)
         self.code: int | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -107,7 +108,7 @@ class Net:
         self._dead: set[str] = set()
         self.trainees: dict[str, Trainee] = {}
 
-    def work(self, trainee: Trainee, action: Work) -> None:
+    def work(self, trainee: Trainee, action: DoOperation) -> None:
         plan = action.plan
         held, stopping = trainee.client.look(lambda machine: (machine.offer(), machine.stop_asked))
         with self._lock:
@@ -116,12 +117,12 @@ class Net:
             arrived[trainee.name] = (held, stopping)
             complete = len(arrived) == len(plan.seats)
         if lost:
-            trainee.client.post(Broke(plan.generation, tuple(lost)))
+            trainee.client.post(GroupBroke(plan.generation, tuple(lost)))
         elif complete:
             held_by_rank = tuple(arrived[member][0] for member in plan.members)
             stops = any(stop for _, stop in arrived.values())
             for member in plan.members:
-                self.trainees[member].client.post(Done(plan.generation, action.operation, held_by_rank, stops))
+                self.trainees[member].client.post(OperationDone(plan.generation, action.operation, held_by_rank, stops))
 
     def kill(self, name: str) -> None:
         with self._lock:
@@ -130,7 +131,7 @@ class Net:
         for plan, arrived in hit:
             for member in arrived:
                 if member != name:
-                    self.trainees[member].client.post(Broke(plan.generation, (name,)))
+                    self.trainees[member].client.post(GroupBroke(plan.generation, (name,)))
 
     def give(self, action: Give, base: int) -> None:
         self._hand((action.plan.generation, action.to), base=base)
@@ -150,7 +151,7 @@ class Net:
             if key not in self._gifts or key not in self._takers:
                 return
             base, taker = self._gifts[key], self._takers[key]
-        event = Staged(key[0], base) if taker.takes_whole else Caught(key[0], base)
+        event = StateStaged(key[0], base) if taker.takes_whole else Caught(key[0], base)
         taker.client.post(event)
 
 
@@ -175,35 +176,35 @@ class Trainee:
         self.client = MemberClient(ticket, Member(self.name), self.credentials, self._actions.put, heartbeat_s=0.1)
         self._thread = threading.Thread(target=self._train, daemon=True)
         self._thread.start()
-        self.client.post(Ready(introduction_of(identity, model="m")))
-        self.client.post(Begin(Kind.STEP))
+        self.client.post(MemberReady(introduction_of(identity, model="m")))
+        self.client.post(Begin(OperationKind.STEP))
 
     def _train(self) -> None:
         while (action := self._actions.get(timeout=WAIT_S)) is not None:
-            if isinstance(action, Form):
+            if isinstance(action, FormGroup):
                 self.plans.append(action.plan)
-                self.client.post(Formed(action.plan.generation))
+                self.client.post(GroupFormed(action.plan.generation))
             elif isinstance(action, Give):
                 self._net.give(action, self.client.look(lambda machine: machine.applied))
             elif isinstance(action, Take):
                 self._net.take(self, action)
-            elif isinstance(action, Work):
+            elif isinstance(action, DoOperation):
                 time.sleep(self._pace_s)
                 self._net.work(self, action)
-            elif isinstance(action, Apply):
+            elif isinstance(action, ApplyOperation):
                 self._apply(action)
             elif isinstance(action, Exit):
                 self.exit = action
                 self.exited.set()
 
-    def _apply(self, action: Apply) -> None:
+    def _apply(self, action: ApplyOperation) -> None:
         self.applied.append(action.operation)
         row = StepRow(action.operation, action.plan.generation, 0, action.operation * 4, 4, 0.5, 0.01)
         self.client.progress.add(row)
         over, stopping = self.client.look(lambda machine: (machine.phase.value == "ended", machine.stopping))
         if not over:
             ends = action.operation >= self.num_steps or stopping
-            self.client.post(Begin(Kind.END if ends else Kind.STEP))
+            self.client.post(Begin(OperationKind.END if ends else OperationKind.STEP))
 
     def close(self, flush_s: float = 5.0) -> None:
         self.client.close(flush_s)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from paceline.control.census import Census
-from paceline.control.messages import Introduction
-from paceline.control.roster import Fate, Record
+from paceline.control.machines.census import Census
+from paceline.control.machines.roster import Fate, MemberRecord
+from paceline.control.messages.members import Introduction
 from paceline.wire.card import Card
 
 
 def add(census: Census, member: str, agent: str, fate: Fate | None, reason: str) -> None:
     card = Card(member, "worker", "host", ("127.0.0.1", 1), "name", b"", False, ())
-    record = Record(Introduction(card, 1, "here", agent, {}), 0.0)
+    record = MemberRecord(Introduction(card, 1, "here", agent, {}), 0.0)
     record.fate, record.reason = fate, reason
     census.records[member] = record
 

@@ -6,12 +6,21 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.control.choices import Choices
-from paceline.control.coordinator_events import Connected, Count, Disconnected, Event, Remember, TellLeases, Tick
-from paceline.control.leases import LeaseGrant
-from paceline.control.messages import Directive, Phase, Plan, Report, Start, Verdict
-from paceline.control.outbox import Outbox
-from paceline.control.progress import StepRow
+from paceline.control.leases.messages import LeaseGrant
+from paceline.control.machines.choices import Choices
+from paceline.control.machines.coordinator_events import (
+    Connected,
+    Count,
+    Disconnected,
+    Event,
+    Remember,
+    TellLeases,
+    Tick,
+)
+from paceline.control.messages.members import Directive, Report, Verdict
+from paceline.control.messages.plan import Phase, Plan, PlanStart
+from paceline.control.messages.progress import StepRow
+from paceline.control.shell.outbox import Outbox
 
 NAMES = st.sampled_from("ABC")
 EVENTS = st.one_of(
@@ -44,7 +53,7 @@ def test_of_a_batch_only_what_is_superseded_is_left_out(events: list[Event], con
 
 
 def directive(number: int, generation: int) -> Directive:
-    plan = Plan(generation, Start.FOUND, ()) if generation else None
+    plan = Plan(generation, PlanStart.FOUND, ()) if generation else None
     return Directive(1, number, "A", Verdict.KNOWN, plan=plan)
 
 

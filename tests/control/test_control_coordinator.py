@@ -7,24 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.control import founding
-from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Disconnected, Event, Note, Remember, Settings, Standing, Tick
-from paceline.control.founding import likely_cause
-from paceline.control.member import Member
-from paceline.control.member_events import Broke, Formed, Staged
-from paceline.control.messages import (
-    AgentReport,
-    Directive,
-    Introduction,
-    Phase,
-    Report,
-    Serving,
-    Start,
-    Verdict,
-    Vitals,
+from paceline.control.machines import founding
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.coordinator_events import (
+    CoordinatorState,
+    Disconnected,
+    Event,
+    Note,
+    Remember,
+    RunSettings,
+    Tick,
 )
-from paceline.control.roster import Fate
+from paceline.control.machines.founding import likely_cause
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import GroupBroke, GroupFormed, StateStaged
+from paceline.control.machines.roster import Fate
+from paceline.control.messages.agents import AgentReport, ProcessVitals
+from paceline.control.messages.members import Directive, Introduction, Report, Serving, Verdict
+from paceline.control.messages.plan import Phase, PlanStart
 from paceline.placement.placement import Placement, Replica, Replicas
 from paceline.wire.card import Card
 
@@ -34,7 +34,7 @@ WORKING: dict[str, Any] = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "gener
 class Table:
     """A coordinator and what members say to it."""
 
-    def __init__(self, settings: Settings = Settings(wanted=2, fewest=2)) -> None:
+    def __init__(self, settings: RunSettings = RunSettings(wanted=2, fewest=2)) -> None:
         self.now = 0.0
         self._numbers: dict[str, int] = {}
         self._memory: dict[str, bytes] = {}
@@ -195,7 +195,7 @@ def test_other_seats_are_tried_at_once(table: Table) -> None:
 
 
 def test_who_does_not_say_why_a_switch_broke_is_not_waited_for_for_ever() -> None:
-    table = Table(Settings(wanted=2, fewest=2, silence_s=1.0))
+    table = Table(RunSettings(wanted=2, fewest=2, silence_s=1.0))
     for member in "AB":
         table.report(member, phase=Phase.READY)
     for member in "AB":
@@ -225,13 +225,27 @@ def test_a_spare_that_has_seen_a_newer_checkpoint_founds_the_run_from_it(table: 
 
 
 def test_nobody_waits_for_workers_that_will_not_come() -> None:
-    table = Table(Settings(wanted=3, fewest=1, grace_s=20.0))
+    table = Table(RunSettings(wanted=3, fewest=1, grace_s=20.0))
     for number, exhausted in enumerate((False, True), start=1):
         for member in "AB":
             table.report(member, phase=Phase.READY)
         assert table.machine.standing.current is None
-        living = {table.pid_of(member): Vitals("S", False) for member in "AB"}
+        living = {table.pid_of(member): ProcessVitals("S", False) for member in "AB"}
         table.handle(AgentReport("", number, living, {}, exhausted))
+    plan = table.machine.standing.current
+    assert plan is not None
+    assert plan.members == ("A", "B")
+
+
+def test_nobody_waits_for_a_worker_that_was_drained() -> None:
+    """All others died: who comes in their place founds the run at once, though more were wanted in the beginning."""
+    table = Table(RunSettings(wanted=3, fewest=1, grace_s=20.0))
+    for member in "AB":
+        table.report(member, phase=Phase.READY)
+    living = {table.pid_of(member): ProcessVitals("S", False) for member in "AB"}
+    table.handle(AgentReport("", 1, living, {}, num_expected=3))
+    assert table.machine.standing.current is None, "one more may come"
+    table.handle(AgentReport("", 2, living, {}, num_expected=2))
     plan = table.machine.standing.current
     assert plan is not None
     assert plan.members == ("A", "B")
@@ -260,21 +274,21 @@ def test_who_has_left_is_no_holder_of_the_state_when_those_it_left_are_gone(tabl
 
 def test_a_founder_that_is_lost_before_the_first_step_is_not_waited_for() -> None:
     """Who had a seat goes on at once; the next one joins later."""
-    table = Table(Settings(wanted=3, fewest=1))
+    table = Table(RunSettings(wanted=3, fewest=1))
     for member in "ABC":
         table.report(member, phase=Phase.READY)
     founder, *others = table.machine.standing.current.members  # type: ignore[union-attr]
-    living = {table.pid_of(member): Vitals("R", True) for member in others}
+    living = {table.pid_of(member): ProcessVitals("R", True) for member in others}
     table.handle(AgentReport("", 1, living, {table.pid_of(founder): "was killed"}))
     for member in others:
         table.report(member, phase=Phase.READY, plan=1, fenced=2, broken=1, suspects=(founder,), dead=(founder,))
     plan = table.machine.standing.current
     assert plan is not None
-    assert (plan.start, sorted(plan.members)) == (Start.FOUND, sorted(others))
+    assert (plan.start, sorted(plan.members)) == (PlanStart.FOUND, sorted(others))
 
 
 def test_a_run_that_begins_waits_for_all_that_are_wanted() -> None:
-    table = Table(Settings(wanted=3, fewest=1))
+    table = Table(RunSettings(wanted=3, fewest=1))
     for member in "AB":
         table.report(member, phase=Phase.READY)
     assert table.machine.standing.current is None
@@ -282,8 +296,8 @@ def test_a_run_that_begins_waits_for_all_that_are_wanted() -> None:
 
 def test_a_newcomer_does_not_found_a_run_of_which_others_hold_the_state(table: Table) -> None:
     """The journal is gone; the newcomer is heard first."""
-    fresh = Table(Settings(wanted=1))
-    living = {fresh.pid_of(member): Vitals("R", True) for member in "ABN"}
+    fresh = Table(RunSettings(wanted=1))
+    living = {fresh.pid_of(member): ProcessVitals("R", True) for member in "ABN"}
     fresh.handle(AgentReport("", 1, living))
     fresh.report("N", phase=Phase.READY)
     assert fresh.machine.standing.current is None
@@ -295,13 +309,13 @@ def test_a_newcomer_does_not_found_a_run_of_which_others_hold_the_state(table: T
         fresh.report(member, phase=Phase.ACTIVE, plan=1, fenced=2, applied=applied)
     plan = fresh.machine.standing.current
     assert plan is not None
-    assert (plan.start, plan.generation, plan.base, set(plan.members)) == (Start.RECOVER, 2, 6, {"A", "B"})
+    assert (plan.start, plan.generation, plan.base, set(plan.members)) == (PlanStart.RECOVER, 2, 6, {"A", "B"})
     assert [fresh.fate_of(member) for member in "ABN"] == [None, None, None]
 
 
 def listen(table: Table) -> None:
     """Until it has heard whoever could come."""
-    until = table.now + Settings().listen_s
+    until = table.now + RunSettings().listen_s
     while table.now < until:
         table.now += 0.1
         table.handle(Tick())
@@ -309,9 +323,9 @@ def listen(table: Table) -> None:
 
 def test_a_coordinator_that_comes_back_with_nothing_gives_hosts_that_it_forgot_time_to_come() -> None:
     """The newcomer is on its own host, and is all that its agent sees; who holds the state is on another."""
-    fresh = Table(Settings(wanted=1))
-    fresh.machine = Coordinator(Settings(wanted=1), fresh.now, {}, is_again=True)
-    fresh.handle(AgentReport("", 1, {fresh.pid_of("N"): Vitals("R", True)}))
+    fresh = Table(RunSettings(wanted=1))
+    fresh.machine = Coordinator(RunSettings(wanted=1), fresh.now, {}, is_again=True)
+    fresh.handle(AgentReport("", 1, {fresh.pid_of("N"): ProcessVitals("R", True)}))
     fresh.report("N", phase=Phase.READY)
     assert fresh.machine.standing.current is None
     fresh.report("A", **WORKING)
@@ -319,21 +333,21 @@ def test_a_coordinator_that_comes_back_with_nothing_gives_hosts_that_it_forgot_t
     fresh.report("A", phase=Phase.ACTIVE, plan=1, fenced=2, applied=6)
     plan = fresh.machine.standing.current
     assert plan is not None
-    assert (plan.start, plan.base, plan.members) == (Start.RECOVER, 6, ("A",))
+    assert (plan.start, plan.base, plan.members) == (PlanStart.RECOVER, 6, ("A",))
 
 
 def test_it_does_not_wait_for_them_for_ever() -> None:
-    fresh = Table(Settings(wanted=1))
-    fresh.machine = Coordinator(Settings(wanted=1), fresh.now, {}, is_again=True)
+    fresh = Table(RunSettings(wanted=1))
+    fresh.machine = Coordinator(RunSettings(wanted=1), fresh.now, {}, is_again=True)
     fresh.report("N", phase=Phase.READY)
     listen(fresh)
     plan = fresh.machine.standing.current
     assert plan is not None
-    assert (plan.start, plan.members) == (Start.FOUND, ("N",))
+    assert (plan.start, plan.members) == (PlanStart.FOUND, ("N",))
 
 
 def test_who_comes_too_late_with_a_state_is_told_so_and_comes_back(table: Table) -> None:
-    fresh = Table(Settings(wanted=1))
+    fresh = Table(RunSettings(wanted=1))
     fresh.report("A", **WORKING)
     fresh.report("A", phase=Phase.ACTIVE, plan=1, fenced=2, applied=5)
     fresh.report("B", **{**WORKING, "applied": 6})
@@ -342,11 +356,11 @@ def test_who_comes_too_late_with_a_state_is_told_so_and_comes_back(table: Table)
 
 
 def test_who_was_told_of_a_term_proves_that_it_is_forgotten() -> None:
-    standing = Standing(term=1)
+    standing = CoordinatorState(term=1)
     stranger = Report("A", 7, 1, Phase.READY)
     assert founding.forgotten(stranger, standing, is_known=False) == founding.Forgotten(2, 0)
     assert founding.forgotten(stranger, standing, is_known=True) is None
-    assert founding.forgotten(stranger, Standing(term=9), is_known=False) == founding.Forgotten(9, 0)
+    assert founding.forgotten(stranger, CoordinatorState(term=9), is_known=False) == founding.Forgotten(9, 0)
     assert founding.forgotten(Report("A", 1, 1, Phase.BUILDING), standing, is_known=False) is None
     assert founding.forgotten(Report("A", 1, 0, Phase.READY), standing, is_known=False) is None
     assert founding.forgotten(Report("A", 1, 4, Phase.READY, plan=9), standing, is_known=True) == founding.Forgotten(
@@ -356,27 +370,27 @@ def test_who_was_told_of_a_term_proves_that_it_is_forgotten() -> None:
 
 def test_a_coordinator_that_comes_back_with_nothing_uses_no_number_again() -> None:
     """Who was told of generations, terms and placements may be stopped, and be heard of later."""
-    fresh = Table(Settings(wanted=1))
-    fresh.machine = Coordinator(Settings(wanted=1), fresh.now, {}, is_again=True, born=1_000)
+    fresh = Table(RunSettings(wanted=1))
+    fresh.machine = Coordinator(RunSettings(wanted=1), fresh.now, {}, is_again=True, born=1_000)
     fresh.report("N", phase=Phase.READY)
     listen(fresh)
     standing = fresh.machine.standing
     assert standing.current is not None
-    assert (standing.term, standing.current.generation, standing.current.start) == (1_001, 1_001, Start.FOUND)
+    assert (standing.term, standing.current.generation, standing.current.start) == (1_001, 1_001, PlanStart.FOUND)
     assert fresh.machine.placement.version == 1_000
     fresh.restart()
     assert (fresh.machine.standing.term, fresh.machine.standing.newest) == (1_002, 1_001)
 
 
 def test_the_first_coordinator_counts_from_one_and_so_does_one_that_remembers() -> None:
-    assert Coordinator(Settings(), 0.0, {}, born=1_000).standing.term == 1
-    remembered = {"standing": msgspec.msgpack.encode(Standing(term=4, newest=7))}
-    machine = Coordinator(Settings(), 0.0, remembered, is_again=True, born=1_000)
+    assert Coordinator(RunSettings(), 0.0, {}, born=1_000).standing.term == 1
+    remembered = {"standing": msgspec.msgpack.encode(CoordinatorState(term=4, newest=7))}
+    machine = Coordinator(RunSettings(), 0.0, remembered, is_again=True, born=1_000)
     assert (machine.standing.term, machine.standing.newest, machine.placement.version) == (5, 7, 7)
 
 
 def test_a_journal_that_is_lost_is_said_once() -> None:
-    machine = Coordinator(Settings(wanted=9), 0.0, {}, is_again=True, born=1_000)
+    machine = Coordinator(RunSettings(wanted=9), 0.0, {}, is_again=True, born=1_000)
     actions = [machine.handle(Report(member, 9, 4, Phase.ACTIVE, plan=3, applied=5), 0.1) for member in "AB"]
     notes = [action for each in actions for action in each if isinstance(action, Note) and action.kind == "forgotten"]
     assert [note.text for note in notes] == ["member A knows of generation 3; the journal is lost"]
@@ -384,8 +398,8 @@ def test_a_journal_that_is_lost_is_said_once() -> None:
 
 
 def test_who_leaves_with_the_state_of_a_run_that_was_forgotten_hands_it_over_first() -> None:
-    fresh = Table(Settings(wanted=1))
-    fresh.machine = Coordinator(Settings(wanted=1), fresh.now, {}, is_again=True)
+    fresh = Table(RunSettings(wanted=1))
+    fresh.machine = Coordinator(RunSettings(wanted=1), fresh.now, {}, is_again=True)
     fresh.report("A", leaving=True, **WORKING)
     fresh.report("N", phase=Phase.READY)
     assert fresh.fate_of("A") is None
@@ -393,11 +407,11 @@ def test_who_leaves_with_the_state_of_a_run_that_was_forgotten_hands_it_over_fir
     fresh.report("A", phase=Phase.ACTIVE, plan=1, fenced=2, applied=6, leaving=True)
     plan = fresh.machine.standing.current
     assert plan is not None
-    assert (plan.start, plan.base, plan.members) == (Start.RECOVER, 6, ("A",))
+    assert (plan.start, plan.base, plan.members) == (PlanStart.RECOVER, 6, ("A",))
 
 
 def test_a_lost_journal_of_a_run_with_servers_is_said_and_not_guessed() -> None:
-    fresh = Table(Settings(wanted=1))
+    fresh = Table(RunSettings(wanted=1))
     card = Card("A", "worker", "h", ("", 0), "", b"", False, ())
     introduction = Introduction(card, 1, "h", "", ranges=(4, 4))
     fresh.handle(Report("A", 1, 1, introduction=introduction, **WORKING))
@@ -428,7 +442,7 @@ def served(member: str, held: Placement | None, known: int = 0, **fields: Any) -
 
 def test_a_coordinator_that_forgot_where_the_ranges_are_goes_by_what_members_say() -> None:
     """The newest placement counts, and every server keeps what it has."""
-    fresh = Table(Settings(wanted=1, servers=2, replicas=2))
+    fresh = Table(RunSettings(wanted=1, servers=2, replicas=2))
     fresh.handle(served("S1", placed(7, "S1", "S2")))
     fresh.handle(served("S2", placed(8, "S1", "S2")))
     fresh.restart()  # who has introduced itself does not do so again
@@ -439,7 +453,7 @@ def test_a_coordinator_that_forgot_where_the_ranges_are_goes_by_what_members_say
     standing = fresh.machine.standing
     assert not standing.over
     assert standing.current is not None
-    assert (standing.current.start, standing.current.base) == (Start.RECOVER, 5)
+    assert (standing.current.start, standing.current.base) == (PlanStart.RECOVER, 5)
     assert fresh.machine.placement.version >= 8
     assert [one.primary for one in fresh.machine.placement.ranges] == [Replica("S1", 1)] * 2
     assert all(one.origin == 1 and one.backups == (Replica("S2", 1),) for one in fresh.machine.placement.ranges)
@@ -448,7 +462,7 @@ def test_a_coordinator_that_forgot_where_the_ranges_are_goes_by_what_members_say
 
 
 def test_servers_that_hold_something_are_waited_for_and_not_for_ever() -> None:
-    settings = Settings(wanted=1, servers=2, replicas=2)
+    settings = RunSettings(wanted=1, servers=2, replicas=2)
     fresh = Table(settings)
     fresh.handle(served("S2", placed(8, "S1", "S2")))
     fresh.handle(served("A", placed(8, "S1", "S2"), **WORKING))
@@ -464,7 +478,7 @@ def test_servers_that_hold_something_are_waited_for_and_not_for_ever() -> None:
 
 def test_a_placement_of_which_nobody_says_what_it_was_is_not_guessed() -> None:
     """The worker has heard of another one than that which is left; the range may have gone on there."""
-    fresh = Table(Settings(wanted=1, servers=1))
+    fresh = Table(RunSettings(wanted=1, servers=1))
     fresh.handle(served("S1", placed(7, "S1")))
     fresh.handle(served("A", None, known=8, **WORKING))
     assert fresh.machine.standing.over == "failed"
@@ -472,7 +486,7 @@ def test_a_placement_of_which_nobody_says_what_it_was_is_not_guessed() -> None:
 
 
 def test_a_range_that_no_server_has_any_more_is_not_given_up_where_a_checkpoint_has_it() -> None:
-    settings = Settings(wanted=1, servers=1)
+    settings = RunSettings(wanted=1, servers=1)
     fresh = Table(settings)
     fresh.handle(served("S2", placed(7, "S1")))
     fresh.handle(served("A", placed(7, "S1"), **WORKING))
@@ -485,7 +499,7 @@ def test_a_range_that_no_server_has_any_more_is_not_given_up_where_a_checkpoint_
 
 def test_a_run_that_is_founded_anew_uses_no_number_that_servers_know() -> None:
     """No worker is left; what servers hold is of the last founding, and must not be taken for that of this one."""
-    settings = Settings(wanted=1, servers=1)
+    settings = RunSettings(wanted=1, servers=1)
     fresh = Table(settings)
     fresh.machine = Coordinator(settings, fresh.now, {}, is_again=True, born=1000)
     fresh.handle(served("S1", placed(7, "S1")))
@@ -495,7 +509,7 @@ def test_a_run_that_is_founded_anew_uses_no_number_that_servers_know() -> None:
     listen(fresh)
     plan, placement = fresh.machine.standing.current, fresh.machine.placement
     assert plan is not None
-    assert (plan.start, plan.base) == (Start.FOUND, 3)
+    assert (plan.start, plan.base) == (PlanStart.FOUND, 3)
     assert plan.generation > 1000
     assert (placement.version, placement.founding) == (1001, plan.generation)
 
@@ -550,7 +564,7 @@ def test_a_newcomer_that_got_the_state_proves_to_the_next_coordinator_that_the_s
     assert pending is not None
     generation = pending.generation
     member.handle(Directive(1, 1, "C", Verdict.KNOWN, plan=pending))
-    for event in (Formed(generation), Staged(generation, 7), Broke(generation, ("A", "B"))):
+    for event in (GroupFormed(generation), StateStaged(generation, 7), GroupBroke(generation, ("A", "B"))):
         member.handle(event)
     broken = msgspec.structs.asdict(member.report())
     for name in ("member", "number", "term", "introduction"):
@@ -565,4 +579,4 @@ def test_a_newcomer_that_got_the_state_proves_to_the_next_coordinator_that_the_s
     assert table.fate_of("C") is None
     current = table.machine.standing.current
     assert current is not None
-    assert (current.start, current.members, current.base) == (Start.RECOVER, ("C",), 7)
+    assert (current.start, current.members, current.base) == (PlanStart.RECOVER, ("C",), 7)

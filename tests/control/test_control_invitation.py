@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from control_helpers import new_config, serving, training
 
-from paceline.control import invitation
-from paceline.control.client import command
-from paceline.control.invitation import FORGOTTEN_S, PREFIX, Code, Door, Invited, enter
-from paceline.control.ticket import Ticket
+from paceline.control.shell import invitation
+from paceline.control.shell.client import command
+from paceline.control.shell.invitation import FORGOTTEN_S, PREFIX, Code, Door, Invited, enter
+from paceline.control.shell.ticket import Ticket
 from paceline.errors import AddressError, CallFailed, HandshakeRefused
 from paceline.wire.deadline import Deadline
 from paceline.wire.identity import Identity
@@ -155,7 +155,7 @@ def test_a_door_that_is_being_opened_again_is_tried_again(monkeypatch: pytest.Mo
             if len(pauses) == 2:
                 house.door = house.new_door()
 
-        monkeypatch.setattr("paceline.control.invitation.time.sleep", pause)
+        monkeypatch.setattr("paceline.control.shell.invitation.time.sleep", pause)
         assert enter(code, deadline=soon()) == house.ticket
         assert len(pauses) == 2
 
@@ -165,7 +165,7 @@ def test_a_door_that_stays_shut_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     with House() as house:
         house.now = time.time()
         code = house.door.invite(60.0, 1).code
-    with pytest.raises(AddressError, match=r"leads to nobody.*is the run still going on"):
+    with pytest.raises(AddressError, match=r"leads to nobody.*is the run still going on.*--host ADDRESS"):
         enter(code, deadline=soon())
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.control.messages import Plan, Start
+from paceline.control.messages.plan import Plan, PlanStart
 from paceline.testing.joint import Violation, World
 from paceline.testing.joint.mutations import MUTATIONS, SOUND, Mutation
-from paceline.testing.joint.processes import Process
+from paceline.testing.joint.processes import SimulatedProcess
 from paceline.testing.joint.themes import everything, themes_of
-from paceline.testing.joint.truth import Batch, Result, State, Truth, after
+from paceline.testing.joint.truth import OperationResult, SimulatedBatch, SimulatedState, Truth, after
 from paceline.testing.joint.world import MODES
 from paceline.testing.simulate import table_of
 
@@ -60,7 +60,7 @@ def test_no_server_is_killed_while_another_is_about_to_die(monkeypatch: pytest.M
     allowed: list[bool] = []
     kill = World.kill
 
-    def look_and_kill(world: World, process: Process, how: str) -> None:
+    def look_and_kill(world: World, process: SimulatedProcess, how: str) -> None:
         if process.is_server and process.alive and how == "was killed":
             allowed.append(world.faults._may_die())
         kill(world, process, how)
@@ -80,16 +80,16 @@ def test_no_server_is_killed_while_another_is_about_to_die(monkeypatch: pytest.M
 
 def test_what_one_that_was_given_up_has_done_is_of_the_history_that_goes_on_from_its_checkpoint() -> None:
     truth = Truth(length=8)
-    truth.issued(Plan(1, Start.FOUND, ()))
-    first = Batch(0, 0, 4)
-    done = after(State(1, 0, 0, 0, 0, 0), Result(1, 1, first, False))
-    truth.applied_apart(done, Result(1, 1, first, False))
+    truth.issued(Plan(1, PlanStart.FOUND, ()))
+    first = SimulatedBatch(0, 0, 4)
+    done = after(SimulatedState(1, 0, 0, 0, 0, 0), OperationResult(1, 1, first, False))
+    truth.applied_apart(done, OperationResult(1, 1, first, False))
     truth.published("A", done)
-    truth.issued(Plan(2, Start.FOUND, (), base=1))
+    truth.issued(Plan(2, PlanStart.FOUND, (), base=1))
     truth.founded(2, done)
-    truth.applied("B", done._replace(lineage=2, applied=2), Result(2, 2, Batch(0, 4, 4), False))
+    truth.applied("B", done._replace(lineage=2, applied=2), OperationResult(2, 2, SimulatedBatch(0, 4, 4), False))
     truth.ended(2, 2)
-    truth.applied_apart(done._replace(lineage=2, applied=2), Result(2, 2, Batch(0, 0, 4), False))
+    truth.applied_apart(done._replace(lineage=2, applied=2), OperationResult(2, 2, SimulatedBatch(0, 0, 4), False))
     truth.ended(2, 2)  # and nothing that it does later takes the place of what counts
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from control_helpers import card_of
 
-from paceline.control.folder import LOCK_FILE, FolderLock, FolderRefused, prepare, refuse_network, type_of_mount
-from paceline.control.journal import Happening, Journal, JournalError, MemberState
-from paceline.control.lease_set import LeaseSet
-from paceline.control.leases import LeaseReport, rows_of_begun
-from paceline.control.messages import Plan, Seat, Start
-from paceline.control.progress import MetricRow, StepRow
-from paceline.control.reader import RunReader
+from paceline.control.journal.folder import LOCK_FILE, FolderLock, FolderRefused, prepare, refuse_network, type_of_mount
+from paceline.control.journal.journal import Happening, Journal, JournalError, MemberState
+from paceline.control.journal.reader import RunReader
+from paceline.control.leases.lease_set import LeaseSet
+from paceline.control.leases.messages import LeaseReport, rows_of_begun
+from paceline.control.messages.plan import Plan, PlanStart, Seat
+from paceline.control.messages.progress import MetricRow, StepRow
 from paceline.watch.audit import audit
 from paceline.watch.history import standing_steps
 from paceline.wire.identity import Identity
@@ -40,7 +40,7 @@ def step(operation: int, generation: int, loss: float = 1.0) -> StepRow:
     return StepRow(operation, generation, 0, operation * 8, 8, loss, 0.1)
 
 
-def plan(generation: int, start: Start, base: int = 0) -> Plan:
+def plan(generation: int, start: PlanStart, base: int = 0) -> Plan:
     return Plan(generation, start, (Seat(card_of(Identity("m1")), 1), Seat(card_of(Identity("m2")), 3)), base)
 
 
@@ -88,7 +88,7 @@ def test_a_folder_has_one_coordinator(tmp_path: Path) -> None:
 
 def test_what_is_committed_is_there_again(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.commit({"a": b"1", "b": b"\x00\xff"}, [Happening(1, "joined", "m1", "hello")], [plan(1, Start.FOUND)])
+    journal.commit({"a": b"1", "b": b"\x00\xff"}, [Happening(1, "joined", "m1", "hello")], [plan(1, PlanStart.FOUND)])
     journal.commit({"a": None, "c": b"3"})
     # Not closed: as after kill -9.
     again = Journal(tmp_path)
@@ -116,11 +116,11 @@ def test_a_batch_is_all_or_nothing(tmp_path: Path) -> None:
 def test_only_a_new_founding_does_an_operation_again(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert journal.reached() == (0, -1, -1)
-    journal.commit({}, plans=[plan(1, Start.FOUND), plan(2, Start.RECOVER, 2)])
+    journal.commit({}, plans=[plan(1, PlanStart.FOUND), plan(2, PlanStart.RECOVER, 2)])
     journal.record([step(n, 1) for n in (1, 2, 3)], [MetricRow(2, "accuracy", 0.5)])
     journal.record([step(3, 2), step(4, 2)])  # another main, which caught up with 3 in generation 2
     assert journal.reached() == (1, 4, 2)
-    journal.commit({}, plans=[plan(3, Start.FOUND, 2)])
+    journal.commit({}, plans=[plan(3, PlanStart.FOUND, 2)])
     assert journal.reached() == (3, 2, 2)
     journal.record([step(3, 3, loss=0.25), step(4, 2, loss=9.0)])  # the last one is late: it was undone
     journal.close()
@@ -229,7 +229,7 @@ def fill(disk: Path) -> Path:
 @pytest.mark.parametrize("small_disk", ["8m"], indirect=True)
 def test_what_must_be_remembered_goes_on_where_the_disk_is_full(small_disk: Path) -> None:
     journal = Journal(small_disk)
-    journal.commit({"plan": b"0"}, plans=[plan(1, Start.FOUND)])
+    journal.commit({"plan": b"0"}, plans=[plan(1, PlanStart.FOUND)])
     filler = fill(small_disk)
     for number in range(2000):
         journal.commit({"plan": str(number).encode()}, [Happening(1, "plan", "m", "x" * 100)])
@@ -289,9 +289,9 @@ def test_leases_that_a_founding_began_with_stand_and_others_are_done_again(tmp_p
         return StepRow(number + 1, generation, 0, number * 8, 8, 1.0, 0.1)
 
     with contextlib.closing(Journal(tmp_path)) as journal:
-        journal.commit({}, plans=[plan(1, Start.FOUND)])
+        journal.commit({}, plans=[plan(1, PlanStart.FOUND)])
         journal.record([lease(number, 1) for number in range(5)])
-        journal.commit({}, plans=[plan(2, Start.FOUND, 1)])
+        journal.commit({}, plans=[plan(2, PlanStart.FOUND, 1)])
         begun = LeaseSet(0, 1, {3, 5})
         journal.adopt(rows_of_begun(LeaseReport("m", 0, 6, batch=8, length=48, begun=begun), 2))
         journal.record([lease(number, 2) for number in (1, 2)])
@@ -316,10 +316,10 @@ def test_rows_of_a_checkpoint_count_in_the_run_that_made_them(tmp_path: Path) ->
     """Another run, which began with that checkpoint, did nothing before it."""
     restored = [step(3, 1), step(4, 2)]
     with contextlib.closing(Journal(tmp_path)) as journal:
-        journal.commit({}, plans=[plan(1, Start.FOUND), plan(3, Start.FOUND, 4)])
+        journal.commit({}, plans=[plan(1, PlanStart.FOUND), plan(3, PlanStart.FOUND, 4)])
         assert journal.own([*restored, step(5, 3)]) == [*restored, step(5, 3)]
     other = tmp_path / "other"
     other.mkdir()
     with contextlib.closing(Journal(other)) as journal:
-        journal.commit({}, plans=[plan(1, Start.FOUND, 4)])
+        journal.commit({}, plans=[plan(1, PlanStart.FOUND, 4)])
         assert journal.own([*restored, step(5, 1)]) == [step(5, 1)]

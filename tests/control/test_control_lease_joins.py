@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Settings, Tick
-from paceline.control.messages import Introduction, Phase, Plan, Report, Start
-from paceline.control.roster import Fate
-from paceline.control.surveys import UNREACHABLE
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.coordinator_events import RunSettings, Tick
+from paceline.control.machines.roster import Fate
+from paceline.control.machines.surveys import UNREACHABLE
+from paceline.control.messages.members import Introduction, Report
+from paceline.control.messages.plan import Phase, Plan, PlanStart
 from paceline.wire.card import Card
 
 PAUSE_S = 2.0
@@ -22,7 +23,7 @@ class LeasedRun:
     def __init__(self, **settings: Any) -> None:
         self.now = 0.0
         self._numbers: dict[str, int] = {}
-        self.machine = Coordinator(Settings(wanted=1, **settings), self.now)
+        self.machine = Coordinator(RunSettings(wanted=1, **settings), self.now)
         self.report("A", phase=Phase.READY)
         self.works("A")
 
@@ -74,7 +75,7 @@ def run() -> LeasedRun:
     run = LeasedRun()
     run.report("N", phase=Phase.READY)
     run.works("A")
-    assert (run.plan.start, run.seated(), run.plan.newcomers) == (Start.RECOVER, ("A", "N"), ("N",))
+    assert (run.plan.start, run.seated(), run.plan.newcomers) == (PlanStart.RECOVER, ("A", "N"), ("N",))
     return run
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.control.line import Bell, Line
+from paceline.control.shell.line import Bell, ControlConnection
 from paceline.errors import ConnectionLost, ProtocolError
 from paceline.wire import frame
 from paceline.wire.connection import Connection
@@ -17,10 +17,10 @@ from paceline.wire.deadline import Deadline
 
 
 @contextlib.contextmanager
-def lines() -> Iterator[tuple[Line, Line]]:
+def lines() -> Iterator[tuple[ControlConnection, ControlConnection]]:
     ends = [Connection(sock, peer="the other") for sock in socket.socketpair()]
     bells = [Bell(), Bell()]
-    made = [Line(connection, bell) for connection, bell in zip(ends, bells, strict=True)]
+    made = [ControlConnection(connection, bell) for connection, bell in zip(ends, bells, strict=True)]
     try:
         yield made[0], made[1]
     finally:
@@ -29,7 +29,7 @@ def lines() -> Iterator[tuple[Line, Line]]:
             bell.close()
 
 
-def receive(line: Line, sender: Line | None = None) -> frame.Header:
+def receive(line: ControlConnection, sender: ControlConnection | None = None) -> frame.Header:
     deadline = Deadline(20.0, "a test")
     while True:
         if sender is not None:
@@ -69,7 +69,7 @@ def test_two_large_frames_pass_each_other() -> None:
         large = "x" * (4 << 20)
         got: list[int] = []
 
-        def talk(line: Line) -> None:
+        def talk(line: ControlConnection) -> None:
             line.put("large", large)
             deadline = Deadline(20.0, "a test")
             heard = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.control.losses import named, num_samples, numbers_in
+from paceline.control.messages.losses import named, num_samples, numbers_in
 
 
 def test_numbers_are_named_in_spans_and_read_again() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.control.lease_set import LeaseSet
-from paceline.control.lost_head import DESERTED_S, Move, Sight, decide, is_deserted
+from paceline.control.leases.lease_set import LeaseSet
+from paceline.control.machines.lost_head import DESERTED_S, OrphanMove, Sight, decide, is_deserted
 from paceline.placement.placement import Placement, Replica, Replicas
 from paceline.server.errand import ORPHAN_TRIES, Errand
-from paceline.server.keeper import Keeper
-from paceline.server.messages import Apply, Forward
+from paceline.server.keeper import RangeKeeper
+from paceline.server.messages import ApplyLease, Forward
 from paceline.testing.joint import Violation, World
 from paceline.testing.joint.mutations import SOUND, Mutation
-from paceline.testing.joint.workers import Worker
+from paceline.testing.joint.workers import SimulatedWorker
 
 PLACES = ("abc", "bc")  # of the workers: with some on the host that is lost, or none
 
@@ -41,7 +41,7 @@ def nothing(world: World) -> None:
 def run_and_lose(
     world: World,
     after_s: float,
-    done_by: Callable[[Worker], int],
+    done_by: Callable[[SimulatedWorker], int],
     *,
     freezes: bool,
     at_loss: Callable[[World], None] = nothing,
@@ -93,9 +93,9 @@ def lose_head_with_servers(
     return run_and_lose(world, 5.0 + seed % 17 / 20, num_updates, freezes=freezes, at_loss=at_loss)
 
 
-def num_updates(worker: Worker) -> int:
+def num_updates(worker: SimulatedWorker) -> int:
     """That it knows of."""
-    return worker.state.epoch + worker.leasing.hand.settled if worker.leasing is not None else worker.state.steps
+    return worker.state.epoch + worker.leasing.holder.settled if worker.leasing is not None else worker.state.steps
 
 
 @pytest.mark.parametrize("freezes", [False, True])
@@ -169,11 +169,11 @@ def test_a_worker_that_gathers_otherwise_is_seen(errand: type[Errand], mode: str
     assert any(world.halting.lacked for world in worlds)
 
 
-class RecordsNothingAsABackup(Keeper):
+class RecordsNothingAsABackup(RangeKeeper):
     def _follow(self, ranges: Sequence[int], forward: Forward, parcel: Any) -> None:
         super()._follow(ranges, forward, parcel)
         for number in ranges:
-            if isinstance(forward.push, Apply):
+            if isinstance(forward.push, ApplyLease):
                 self._tenures[number].leases = LeaseSet()
 
 
@@ -183,18 +183,18 @@ def test_a_backup_that_does_not_know_what_it_has_is_seen() -> None:
         [lose_head_with_servers(seed, "bc", freezes=False, mode="async", mutation=mutation) for seed in range(20)]
 
 
-def waits_for_ever(sight: Sight, patience_s: float) -> Move:
-    return Move.WAIT
+def waits_for_ever(sight: Sight, patience_s: float) -> OrphanMove:
+    return OrphanMove.WAIT
 
 
-def gives_up_at_once(sight: Sight, patience_s: float) -> Move:
+def gives_up_at_once(sight: Sight, patience_s: float) -> OrphanMove:
     move = decide(sight, patience_s)
-    return Move.BREAK if move is Move.STOP else move
+    return OrphanMove.BREAK if move is OrphanMove.STOP else move
 
 
-def waits_for_the_frozen(sight: Sight, patience_s: float) -> Move:
+def waits_for_the_frozen(sight: Sight, patience_s: float) -> OrphanMove:
     move = decide(sight, patience_s)
-    return Move.WAIT if move is Move.BREAK else move
+    return OrphanMove.WAIT if move is OrphanMove.BREAK else move
 
 
 @pytest.mark.parametrize(

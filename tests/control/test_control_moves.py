@@ -6,13 +6,15 @@ from typing import Any
 
 import msgspec
 
-from paceline.control.agents import Starting
-from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Note, Settings
-from paceline.control.journal import MemberState
-from paceline.control.messages import AgentReport, Introduction, Phase, Report, Serving, Vitals
-from paceline.control.moves import Moves
-from paceline.control.recorder import states_of
+from paceline.control.journal.journal import MemberState
+from paceline.control.journal.recorder import states_of
+from paceline.control.machines.agents import Starting
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.coordinator_events import Note, RunSettings
+from paceline.control.machines.placement_news import PlacementNews
+from paceline.control.messages.agents import AgentReport, ProcessVitals
+from paceline.control.messages.members import Introduction, Report, Serving
+from paceline.control.messages.plan import Phase
 from paceline.placement.placement import Placement, Replica, Replicas
 from paceline.wire.card import Card
 
@@ -40,7 +42,7 @@ FOUNDED = placement(1, held("a", "b"), held("b", "a"), held("a", "b"))
 
 
 def test_a_founding_is_told_once() -> None:
-    moves = Moves()
+    moves = PlacementNews()
     assert moves.news(FOUNDED) == ["version 1: 3 ranges on a, b, each on 2 servers"]
     assert moves.news(FOUNDED) == []
     again = placement(9, held("a"), began=9)
@@ -48,7 +50,7 @@ def test_a_founding_is_told_once() -> None:
 
 
 def test_a_move_is_told_when_it_begins_and_when_all_is_in_place() -> None:
-    moves = Moves(FOUNDED)
+    moves = PlacementNews(FOUNDED)
     rest = (held("b", "a"), held("a", "b"))
     assert moves.news(placement(2, held("a", "b", joining=("c",)), *rest)) == ["version 2: ranges move to c"]
     assert moves.news(placement(3, held("a", "b", "c", handing="c"), *rest)) == []
@@ -58,7 +60,7 @@ def test_a_move_is_told_when_it_begins_and_when_all_is_in_place() -> None:
 
 
 def test_after_a_death_the_copies_go_on() -> None:
-    moves = Moves(FOUNDED)
+    moves = PlacementNews(FOUNDED)
     alone = placement(2, *[held("b")] * 3)
     assert moves.news(alone) == ["version 2: b goes on with 2 ranges, of which it has copies"]
     lost = placement(3, *[held("c", origin=3)] * 3)
@@ -67,12 +69,12 @@ def test_after_a_death_the_copies_go_on() -> None:
 
 def test_a_coordinator_that_came_back_does_not_repeat_what_was_told() -> None:
     moving = placement(2, held("a", "b", joining=("c",)), held("b"), held("a"))
-    moves = Moves(moving)
+    moves = PlacementNews(moving)
     assert moves.news(placement(3, held("a", "b", joining=("c",)), held("b"), held("a", "b"))) == []
 
 
 def test_many_servers_are_counted_not_named() -> None:
-    moves = Moves()
+    moves = PlacementNews()
     many = placement(1, *(held(f"s{number}") for number in range(20)))
     assert moves.news(many) == ["version 1: 20 ranges on 20 servers"]
     moves.news(placement(2, *(held(f"s{number}", joining=("t",)) for number in range(20))))
@@ -87,7 +89,7 @@ class Table:
         self._number = 0
         self._num_ranges = num_ranges
         self.warnings: list[str] = []
-        self.machine = Coordinator(Settings(wanted=1, servers=2, replicas=replicas), 0.0)
+        self.machine = Coordinator(RunSettings(wanted=1, servers=2, replicas=replicas), 0.0)
         self.report("a", "server", serving=Serving(num_keys=7, num_bytes=70, busy=0.123))
         self.report("b", "server")
         self.report("w", "worker")
@@ -140,7 +142,7 @@ def test_hosts_of_one_name_are_told_apart_by_their_addresses() -> None:
 def test_processes_that_have_not_joined_are_known_from_their_agents() -> None:
     table = Table()
     assert table.machine.starting() == []
-    living = {1: Vitals("R", True), 7: Vitals("R", True), 8: Vitals("R", True)}
+    living = {1: ProcessVitals("R", True), 7: ProcessVitals("R", True), 8: ProcessVitals("R", True)}
     table.machine.handle(AgentReport("", 1, living, servers=(8,)), 1.0)
     assert table.machine.starting() == [Starting("", 7, False), Starting("", 8, True)]
 
@@ -156,7 +158,7 @@ def test_servers_that_are_not_used_or_hold_nothing_are_told_once() -> None:
 
 
 def test_a_server_that_joins_a_run_without_servers_is_told() -> None:
-    machine = Coordinator(Settings(wanted=1), 0.0)
+    machine = Coordinator(RunSettings(wanted=1), 0.0)
     machine.handle(Report("w", 1, 1, Phase.READY, introduction=Introduction(card("w", "worker"), 1, "h", "")), 0.1)
     assert machine.standing.current is not None
     facts = Report("s", 1, 1, Phase.BUILDING, introduction=Introduction(card("s"), 2, "h", ""))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.control.partition import MOST_EXACT, HostWeight, hosts_to_keep
+from paceline.control.machines.partition import MOST_EXACT, HostWeight, hosts_to_keep
 
 
 def weights(*num_workers: int) -> list[HostWeight]:

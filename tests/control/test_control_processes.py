@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 from control_helpers import WAIT_S, eventually, new_config, training
 
-from paceline.control.client import command
-from paceline.control.config import VARIABLE, Config, launch
-from paceline.control.reader import RunReader
-from paceline.control.service import BROKEN, INTERRUPTED, Standing
-from paceline.control.ticket import Access, Ticket, read_access
+from paceline.control.exit_codes import BROKEN, INTERRUPTED
+from paceline.control.journal.reader import RunReader
+from paceline.control.shell.client import command
+from paceline.control.shell.config import VARIABLE, Config, launch
+from paceline.control.shell.service import StatusAnswer
+from paceline.control.shell.ticket import Access, Ticket, read_access
 from paceline.errors import PacelineError
 from paceline.wire.deadline import Deadline
 
 
-def status(ticket: Ticket) -> Standing:
-    return command(ticket, "status", answer_type=Standing, deadline=Deadline(20.0, "a test"))
+def status(ticket: Ticket) -> StatusAnswer:
+    return command(ticket, "status", answer_type=StatusAnswer, deadline=Deadline(20.0, "a test"))
 
 
 def access_of(folder: Path, pid: int) -> Access:
@@ -114,7 +115,7 @@ AGENT = """
 import sys, time
 from pathlib import Path
 import msgspec
-from paceline.control.config import Config, launch
+from paceline.control.shell.config import Config, launch
 config = msgspec.json.decode(sys.stdin.buffer.read(), type=Config)
 print(launch(config, stderr=sys.stderr).pid, flush=True)
 time.sleep(600)
@@ -177,7 +178,7 @@ def test_a_coordinator_that_cannot_remember_waits_and_says_nothing(tmp_path: Pat
 
 def test_started_by_hand_it_says_how_it_is_started() -> None:
     environment = {key: value for key, value in os.environ.items() if key != VARIABLE}
-    command_line = [sys.executable, "-m", "paceline.control.service"]
+    command_line = [sys.executable, "-m", "paceline.control.shell.service"]
     found = subprocess.run(command_line, env=environment, capture_output=True, text=True, timeout=WAIT_S)
     assert found.returncode == 2
     assert VARIABLE in found.stderr
@@ -191,7 +192,7 @@ def test_a_wrong_port_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         config = Config(
             **{field: getattr(config, field) for field in config.__struct_fields__} | {"port": taken.getsockname()[1]}
         )
-        from paceline.control.service import Service
+        from paceline.control.shell.service import CoordinatorService
 
         with pytest.raises(PacelineError, match="choose a free port"):
-            Service(config)
+            CoordinatorService(config)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from paceline.control.progress import MAX_ROWS, MAX_SENT, MetricRow, ProgressKeeper, Recorded, StepRow, WorkerRow
+from paceline.control.messages.progress import (
+    MAX_ROWS,
+    MAX_SENT,
+    MetricRow,
+    ProgressKeeper,
+    Recorded,
+    StepRow,
+    WorkerRow,
+)
 
 
 def step(operation: int, generation: int = 1) -> StepRow:
@@ -142,15 +150,15 @@ def test_a_remark_does_not_wait_for_the_answer_to_what_was_sent_before() -> None
     """Where the disk is full no answer comes."""
     keeper = keeper_with(1)
     first = keeper.take(True)
-    keeper.remark("not saved", "the last state")
+    keeper.log("not saved", "the last state")
     second = keeper.take(True)
     assert first is not None
     assert second is not None
     assert second.steps == first.steps
-    assert [remark.text for remark in second.remarks] == ["the last state"]
+    assert [remark.text for remark in second.lines] == ["the last state"]
     assert keeper.take(True) is None
     keeper.recorded(Recorded(first.number, 1, 1))  # the second one has all of it, and is answered too
-    assert keeper.has_remarks()
+    assert keeper.has_lines()
     keeper.recorded(Recorded(second.number, 1, 1))
-    assert not keeper.has_remarks()
+    assert not keeper.has_lines()
     assert not keeper.num_unrecorded()

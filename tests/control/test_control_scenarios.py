@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.control.coordinator import Coordinator
-from paceline.control.member_events import Done, Swap
-from paceline.control.messages import Phase, Start
-from paceline.control.surveys import UNREACHABLE
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.member_events import OperationDone
+from paceline.control.machines.surveys import UNREACHABLE
+from paceline.control.messages.plan import Phase, PlanStart
 from paceline.testing.joint import World
 from paceline.testing.joint.groups import SimulatedGroup
 from paceline.testing.joint.mutations import SOUND, Mutation
-from paceline.testing.joint.workers import Worker
+from paceline.testing.joint.workers import SimulatedWorker
 
 
 def calm_world(seed: int, mutation: Mutation = SOUND) -> World:
@@ -119,7 +119,7 @@ def test_a_coordinator_whose_journal_is_lost_goes_on_from_those_that_hold_the_st
     world.after(1.0 + seed % 7 / 10, lose)
     world.run()
     assert reached
-    foundings = [plan for plan in world.truth.plans.values() if plan.start is Start.FOUND]
+    foundings = [plan for plan in world.truth.plans.values() if plan.start is PlanStart.FOUND]
     assert len(foundings) == 1
     ended = [worker.machine for worker in world.workers.values() if worker.machine.phase is Phase.ENDED]
     assert len(ended) >= 2
@@ -136,26 +136,26 @@ def test_who_came_just_now_gives_the_last_result_to_one_that_is_behind(
     for _ in range(2):
         world.after(0.0, world.agents["a"].start)
     world.after(2.5, world.agents["a"].start)
-    complete, swap = SimulatedGroup._complete, Worker._do_swap
+    complete, swap = SimulatedGroup._complete, SimulatedWorker._do_swap
     behind: list[str] = []
     newcomer: list[str] = []
-    lost: list[Done] = []
+    lost: list[OperationDone] = []
 
-    def is_last_before_the_switch(worker: Worker, done: Done) -> bool:
+    def is_last_before_the_switch(worker: SimulatedWorker, done: OperationDone) -> bool:
         """All agree on the next plan, and no validation follows before the step at which it starts."""
         batch = worker._result.batch if worker._result is not None else None
         is_step_next = batch is None or (batch.position + batch.num_samples) // world.batch % 3 != 0
         return len(done.held) > 1 and set(done.held) == {max(done.held)} != {0} and is_step_next and world.now > 2.5
 
-    def complete_but_for_one(group: SimulatedGroup, worker: Worker, done: Done) -> None:
+    def complete_but_for_one(group: SimulatedGroup, worker: SimulatedWorker, done: OperationDone) -> None:
         if not lost and is_last_before_the_switch(worker, done):
             lost.append(done)
             behind.append(group.plan.members[-1])
         if done not in lost or worker.name not in behind:
             complete(group, worker, done)
 
-    def swap_and_kill_the_others(worker: Worker, action: Swap) -> None:
-        swap(worker, action)
+    def swap_and_kill_the_others(worker: SimulatedWorker) -> None:
+        swap(worker)
         if behind and not newcomer:
             newcomer.append(worker.name)
             for other in list(world.workers.values()):
@@ -163,9 +163,9 @@ def test_who_came_just_now_gives_the_last_result_to_one_that_is_behind(
                     world.kill(other, "was killed")
 
     monkeypatch.setattr(SimulatedGroup, "_complete", complete_but_for_one)
-    monkeypatch.setattr(Worker, "_do_swap", swap_and_kill_the_others)
+    monkeypatch.setattr(SimulatedWorker, "_do_swap", swap_and_kill_the_others)
     world.run()
-    gifts = [plan.gifts for plan in world.truth.plans.values() if plan.start is Start.RECOVER]
+    gifts = [plan.gifts for plan in world.truth.plans.values() if plan.start is PlanStart.RECOVER]
     assert dict(zip(behind, newcomer, strict=True)) in gifts
     machines = [world.workers[name].machine for name in [*behind, *newcomer]]
     assert all(machine.phase is Phase.ENDED for machine in machines)

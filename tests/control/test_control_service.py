@@ -11,18 +11,21 @@ import msgspec
 import pytest
 from control_helpers import Net, Trainee, eventually, introduction_of, new_config, serving, team, training
 
-from paceline.control.client import AgentClient, MemberClient, command
-from paceline.control.config import Config
-from paceline.control.coordinator_events import Settings
-from paceline.control.courier import reach
-from paceline.control.line import Bell, Line
-from paceline.control.member import Member
-from paceline.control.member_events import Fail
-from paceline.control.messages import AgentDirective, Phase, Report, Verdict, Vitals
-from paceline.control.progress import Progress, ProgressKeeper
-from paceline.control.reader import RunReader
-from paceline.control.service import ENDED, FAILED, INTERRUPTED, Standing
-from paceline.control.ticket import ACCESS_FILE, Ticket, read_access
+from paceline.control.exit_codes import ENDED, FAILED, INTERRUPTED
+from paceline.control.journal.reader import RunReader
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import Fail
+from paceline.control.messages.agents import AgentDirective, ProcessVitals
+from paceline.control.messages.members import Report, Verdict
+from paceline.control.messages.plan import Phase
+from paceline.control.messages.progress import Progress, ProgressKeeper
+from paceline.control.shell.client import AgentClient, MemberClient, command
+from paceline.control.shell.config import Config
+from paceline.control.shell.courier import reach
+from paceline.control.shell.line import Bell, ControlConnection
+from paceline.control.shell.service import StatusAnswer
+from paceline.control.shell.ticket import ACCESS_FILE, Ticket, read_access
 from paceline.errors import CallFailed, ConnectionLost, HandshakeRefused, WireError
 from paceline.wire import calls
 from paceline.wire.connection import Connection
@@ -35,8 +38,8 @@ def soon() -> Deadline:
     return Deadline(20.0, "a test")
 
 
-def status(ticket: Ticket) -> Standing:
-    return command(ticket, "status", answer_type=Standing, deadline=soon())
+def status(ticket: Ticket) -> StatusAnswer:
+    return command(ticket, "status", answer_type=StatusAnswer, deadline=soon())
 
 
 def connect(ticket: Ticket, identity: Identity, room: str = "control", role: str = "worker") -> Connection:
@@ -206,7 +209,7 @@ def test_an_agent_is_told_whom_to_kill(tmp_path: Path) -> None:
                 doomed.set()
 
         client = AgentClient(running.ticket, agent, hear, heartbeat_s=0.05)
-        client.update({4711: Vitals("T", False)}, {}, False)
+        client.update({4711: ProcessVitals("T", False)}, {}, False)
         identity = Identity()
         connection = connect(running.ticket, identity)
         introduction = msgspec.structs.replace(introduction_of(identity), pid=4711)
@@ -233,7 +236,7 @@ def test_who_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
             for trainee in trainees:
                 assert trainee.exited.wait(20.0)
             bell = Bell()
-            line = Line(deaf, bell)
+            line = ControlConnection(deaf, bell)
             released = False
             while not released:
                 line.wait(20.0)
@@ -335,7 +338,7 @@ def test_access_file_is_for_its_owner_only(tmp_path: Path) -> None:
 
 
 def test_tls_is_used_beyond_loopback(tmp_path: Path) -> None:
-    config = Config.new(run="test", folder=tmp_path, settings=Settings(wanted=2), tls=True)
+    config = Config.new(run="test", folder=tmp_path, settings=RunSettings(wanted=2), tls=True)
     with serving(config) as running:
         remote = msgspec.structs.replace(running.ticket, host="elsewhere")  # so that the address is used
         with training(remote, 2, num_steps=20) as trainees:
@@ -343,7 +346,7 @@ def test_tls_is_used_beyond_loopback(tmp_path: Path) -> None:
                 assert trainee.exited.wait(20.0)
         assert running.join() == ENDED
     with pytest.raises(ValueError, match="advertised"):
-        Config.new(run="test", folder=tmp_path, settings=Settings(), host="0.0.0.0")
+        Config.new(run="test", folder=tmp_path, settings=RunSettings(), host="0.0.0.0")
 
 
 def test_a_client_reports_that_it_is_orphaned_once(tmp_path: Path) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.control.messages import Introduction, Phase, Report, Serving
-from paceline.control.roster import Record
-from paceline.control.serving import Aim, Change, ServerManager, idle_in, say_idle
+from paceline.control.machines.roster import MemberRecord
+from paceline.control.machines.server_manager import Aim, Change, ServerManager, idle_in, say_idle
+from paceline.control.messages.members import Introduction, Report, Serving
+from paceline.control.messages.plan import Phase
 from paceline.placement.placement import Placement, Replicas
 from paceline.wire.card import Card
 from paceline.wire.decoding import decode
 
 
-def record(name: str, *, ready: bool = True, leaving: bool = False, serving: Serving | None = None) -> Record:
+def record(name: str, *, ready: bool = True, leaving: bool = False, serving: Serving | None = None) -> MemberRecord:
     card = Card(name, "server", name, ("", 0), name, b"", False, ())
-    found = Record(Introduction(card, 1, name, ""), 0.0)
+    found = MemberRecord(Introduction(card, 1, name, ""), 0.0)
     if ready:
         found.report = Report(name, 1, 1, Phase.READY, leaving=leaving, serving=serving)
     return found

@@ -7,20 +7,21 @@ import math
 import pytest
 from test_control_coordinator import WORKING, Table
 
-from paceline.control.coordinator_events import Settings
-from paceline.control.messages import Introduction, Phase, Plan, Start
-from paceline.control.roster import Record
-from paceline.control.seating import seats_for
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.machines.roster import MemberRecord
+from paceline.control.machines.seating import seats_for
+from paceline.control.messages.members import Introduction
+from paceline.control.messages.plan import Phase, Plan, PlanStart
 from paceline.wire.card import Card
 
 
-def record(member: str, capacity: float = 0.0, tried: tuple[float, float] | None = None) -> Record:
+def record(member: str, capacity: float = 0.0, tried: tuple[float, float] | None = None) -> MemberRecord:
     card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
-    return Record(Introduction(card, 1, "h", "", capacity=capacity, tried=tried), 0.0)
+    return MemberRecord(Introduction(card, 1, "h", "", capacity=capacity, tried=tried), 0.0)
 
 
 def plan_of(*members: str, shares: tuple[int, ...] = ()) -> Plan:
-    return Plan(1, Start.FOUND, seats_for([record(member) for member in members], None, shares))
+    return Plan(1, PlanStart.FOUND, seats_for([record(member) for member in members], None, shares))
 
 
 def test_without_fixed_shares_the_workers_find_theirs() -> None:
@@ -33,7 +34,7 @@ def test_without_fixed_shares_the_workers_find_theirs() -> None:
 def test_a_member_keeps_its_fixed_share_and_newcomers_take_those_that_are_free() -> None:
     first = plan_of("A", "B", "C", shares=(4, 2, 1))
     assert {seat.member: seat.share for seat in first.seats} == {"A": 4, "B": 2, "C": 1}
-    without = Plan(2, Start.RECOVER, seats_for([record("B"), record("C")], first, (4, 2, 1)))
+    without = Plan(2, PlanStart.RECOVER, seats_for([record("B"), record("C")], first, (4, 2, 1)))
     assert {seat.member: seat.share for seat in without.seats} == {"B": 2, "C": 1}
     again = seats_for([record("C"), record("D"), record("B")], without, (4, 2, 1))
     assert {seat.member: seat.share for seat in again} == {"B": 2, "C": 1, "D": 4}
@@ -65,13 +66,13 @@ def test_what_cannot_be_a_speed_is_not_believed(capacity: float) -> None:
 )
 def test_fixed_shares_that_do_not_fit_are_refused(settings: dict[str, int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Settings(**settings)  # type: ignore[arg-type]
+        RunSettings(**settings)  # type: ignore[arg-type]
 
 
 # -- stragglers --------------------------------------------------------------------------------------------------------
 
 
-def at_work(settings: Settings) -> Table:
+def at_work(settings: RunSettings) -> Table:
     table = Table(settings)
     for member in "ABC":
         table.report(member, phase=Phase.READY)
@@ -86,7 +87,7 @@ def pending_members(table: Table) -> tuple[str, ...]:
 
 
 def test_a_straggler_is_drained_if_that_is_wanted() -> None:
-    table = at_work(Settings(wanted=3, drop_stragglers=True))
+    table = at_work(RunSettings(wanted=3, drop_stragglers=True))
     table.report("B", **WORKING, burden="C", why_burden="it takes long", burden_in=1)
     assert pending_members(table) == (), "the word of another member does not count"
     table.report("A", **WORKING, burden="C", why_burden="it took long", burden_in=0)
@@ -97,13 +98,13 @@ def test_a_straggler_is_drained_if_that_is_wanted() -> None:
 
 
 def test_a_straggler_stays_where_that_was_not_asked_for_or_it_is_needed() -> None:
-    for settings in (Settings(wanted=3), Settings(wanted=3, fewest=3, drop_stragglers=True)):
+    for settings in (RunSettings(wanted=3), RunSettings(wanted=3, fewest=3, drop_stragglers=True)):
         table = at_work(settings)
         table.report("A", **WORKING, burden="C", burden_in=1)
         assert pending_members(table) == ()
 
 
 def test_who_is_not_in_the_plan_cannot_be_a_burden() -> None:
-    table = at_work(Settings(wanted=3, drop_stragglers=True))
+    table = at_work(RunSettings(wanted=3, drop_stragglers=True))
     table.report("A", **WORKING, burden="nobody", burden_in=1)
     assert pending_members(table) == ()

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Event, Remember, Settings, Tell, Tick
-from paceline.control.messages import Directive, Introduction, Phase, Report, Survey
-from paceline.control.roster import Fate
-from paceline.control.surveys import AGAIN_S, UNREACHABLE
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.coordinator_events import Event, Remember, RunSettings, Tell, Tick
+from paceline.control.machines.roster import Fate
+from paceline.control.machines.surveys import AGAIN_S, UNREACHABLE
+from paceline.control.messages.members import Directive, Introduction, Report, Survey
+from paceline.control.messages.plan import Phase
 from paceline.wire.card import Card
 
 
@@ -23,7 +24,7 @@ class Hosts:
         self._numbers: dict[str, int] = {}
         self._said: dict[str, dict[str, Any]] = {}
         self._memory: dict[str, bytes] = {}
-        self._settings = Settings(wanted=len(members), **settings)
+        self._settings = RunSettings(wanted=len(members), **settings)
         self.machine = Coordinator(self._settings, self.now, None, "a")
         for member in members:
             self.say(member, phase=Phase.READY)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.control import ticket as tickets
-from paceline.control.ticket import Access, Ticket
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.ticket import Access, Ticket
 
 TICKET = Ticket(
     run="a run",
@@ -26,7 +26,7 @@ TICKET = Ticket(
 
 CHILD = """
 import base64, os
-from paceline.control import ticket
+from paceline.control.shell import ticket
 before = sorted(os.listdir("/proc/self/fd"))
 found = ticket.inherited()
 assert found.secret == bytes([0, 255]) + b"secret", found

@@ -8,17 +8,19 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Disconnected, Drain, Event, Remember, Settings, Tick
-from paceline.control.messages import NOTHING, AgentReport, Introduction, Phase, Report, Vitals
-from paceline.control.roster import Fate
-from paceline.control.service import TICK_S
-from paceline.control.waking import WakingClock
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.coordinator_events import Disconnected, Drain, Event, Remember, RunSettings, Tick
+from paceline.control.machines.roster import Fate
+from paceline.control.machines.waking_clock import WakingClock
+from paceline.control.messages.agents import AgentReport, ProcessVitals
+from paceline.control.messages.members import Introduction, Report
+from paceline.control.messages.plan import NOTHING, Phase
+from paceline.control.shell.service import TICK_S
 from paceline.wire.card import Card
 
 HEARTBEAT_S = 0.5
 READING_S = 0.2  # within so long a coordinator that is awake has read what lies in its sockets
-SETTINGS = Settings(wanted=3, fewest=1)
+SETTINGS = RunSettings(wanted=3, fewest=1)
 
 
 class Run:
@@ -60,7 +62,7 @@ class Run:
 
     def _agent(self, state: str) -> AgentReport:
         self._agent_number += 1
-        return AgentReport("agent", self._agent_number, {ord(name): Vitals(state, False) for name in "ABC"})
+        return AgentReport("agent", self._agent_number, {ord(name): ProcessVitals(state, False) for name in "ABC"})
 
     def handle(self, events: list[Event]) -> None:
         for action in self.machine.handle_all(events, self.now):

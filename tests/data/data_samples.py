@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from paceline.data.window import Following, Work
+from paceline.data.window import BatchSpec, Following
 
 
 class Augmented(Dataset[Any]):
@@ -73,12 +73,12 @@ class Gated(Dataset[Any]):
         return [int(line) for line in self.log.read_text().split()] if self.log.exists() else []
 
 
-def works(generation: int, first_step: int, batches: list[list[int]], epoch: int = 0) -> list[Work]:
+def works(generation: int, first_step: int, batches: list[list[int]], epoch: int = 0) -> list[BatchSpec]:
     """One work for each list of indices, in consecutive steps."""
-    return [Work((generation, first_step + k), epoch, tuple(indices)) for k, indices in enumerate(batches)]
+    return [BatchSpec((generation, first_step + k), epoch, tuple(indices)) for k, indices in enumerate(batches)]
 
 
-def after(plan: list[Work], position: int) -> Following:
+def after(plan: list[BatchSpec], position: int) -> Following:
     """What follows plan[position]."""
     return lambda k: plan[position + k] if position + k < len(plan) else None
 

@@ -21,15 +21,16 @@ import torch
 from data_samples import Augmented, Gated, Troubled, after, batches_of, works
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from paceline.data.batches import Batches
+from paceline.data.collating import BatchMaker
 from paceline.data.dataset import check_dataset
-from paceline.data.loader import MAX_DEATHS, Loader, LoaderError, LoaderOptions
-from paceline.data.window import Work
+from paceline.data.loader import MAX_DEATHS, Loader, LoaderOptions
+from paceline.data.window import BatchSpec
+from paceline.errors import LoaderError
 
 TWO = LoaderOptions(num_workers=2)
 
 
-def fetch_all(loader: Loader, plan: list[Work]) -> list[Any]:
+def fetch_all(loader: Loader, plan: list[BatchSpec]) -> list[Any]:
     return [loader.fetch(work, after(plan, position)) for position, work in enumerate(plan)]
 
 
@@ -65,7 +66,7 @@ def test_samples_do_not_depend_on_who_fetches_them() -> None:
 
 
 def test_another_seed_gives_other_samples() -> None:
-    one, other = (Loader(Augmented(), seed=seed).fetch(Work((0, 0), 0, (1,)), after([], 0)) for seed in (1, 2))
+    one, other = (Loader(Augmented(), seed=seed).fetch(BatchSpec((0, 0), 0, (1,)), after([], 0)) for seed in (1, 2))
     assert not torch.equal(one["drawn"], other["drawn"])
 
 
@@ -106,14 +107,14 @@ def test_loader_workers_stay_through_batches_plans_and_epochs() -> None:
 
 def test_stale_batches_are_dropped_and_not_collated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Gated(tmp_path)
-    give_up_before = Batches.give_up_before
+    give_up_before = BatchMaker.give_up_before
 
-    def give_up_and_open(batches: Batches, serial: int) -> None:
+    def give_up_and_open(batches: BatchMaker, serial: int) -> None:
         give_up_before(batches, serial)
         if serial:
             dataset.gate.touch()
 
-    monkeypatch.setattr(Batches, "give_up_before", give_up_and_open)
+    monkeypatch.setattr(BatchMaker, "give_up_before", give_up_and_open)
     old = works(0, 0, [[0], [50, *range(51, 100)], *batches_of(list(range(100, 200)), 10)])
     new = works(1, 1, batches_of(list(range(500, 530)), 5))
     with Loader(dataset, seed=0, options=LoaderOptions(num_workers=1, prefetch_factor=4)) as loader:
@@ -151,13 +152,13 @@ def test_works_without_samples(num_workers: int) -> None:
 
 def test_an_empty_work_touches_nothing() -> None:
     loader = Loader(Troubled(), seed=0, options=TWO)
-    assert loader.fetch(Work((0, 0), 0, ()), after([], 0)) is None
+    assert loader.fetch(BatchSpec((0, 0), 0, ()), after([], 0)) is None
     assert multiprocessing.active_children() == []
 
 
 def test_indices_as_an_array_and_a_collate_function() -> None:
     with Loader([10, 11, 12], seed=0, options=LoaderOptions(collate_fn=tuple)) as loader:
-        assert loader.fetch(Work((0, 0), 0, np.array([2, 0])), after([], 0)) == (12, 10)
+        assert loader.fetch(BatchSpec((0, 0), 0, np.array([2, 0])), after([], 0)) == (12, 10)
 
 
 @pytest.mark.parametrize("layout", ["plain", "transposed"])
@@ -165,7 +166,7 @@ def test_a_tensor_dataset_is_collated_at_once_with_the_same_result(layout: str) 
     images = torch.rand(20, 3, 4, 5).to(memory_format=torch.channels_last if layout == "transposed" else None)
     dataset = TensorDataset(images, torch.arange(20), torch.rand(20).to(torch.bfloat16))
     indices = [7, 3, 3, 19]
-    found = Loader(dataset, seed=0).fetch(Work((0, 0), 0, tuple(indices)), after([], 0))
+    found = Loader(dataset, seed=0).fetch(BatchSpec((0, 0), 0, tuple(indices)), after([], 0))
     expected = default_collate([dataset[k] for k in indices])
     assert type(found) is type(expected)
     for one, other in zip(found, expected, strict=True):
@@ -194,7 +195,7 @@ def test_an_error_that_cannot_travel_is_told() -> None:
         Loader(Troubled(), seed=0, options=LoaderOptions(num_workers=1)) as loader,
         pytest.raises(RuntimeError, match="fourteen"),
     ):
-        loader.fetch(Work((0, 0), 0, (14,)), after([], 0))
+        loader.fetch(BatchSpec((0, 0), 0, (14,)), after([], 0))
 
 
 def test_an_error_in_a_stale_batch_troubles_nobody() -> None:
@@ -208,14 +209,14 @@ def test_an_error_of_collate_and_of_following_reaches_the_caller() -> None:
     def cannot(samples: list[Any]) -> Any:
         raise KeyError("cannot collate")
 
-    def lost(k: int) -> Work:
+    def lost(k: int) -> BatchSpec:
         raise LookupError("no plan")
 
     with Loader(Troubled(), seed=0, options=LoaderOptions(num_workers=1, collate_fn=cannot)) as loader:
         with pytest.raises(LookupError, match="no plan"):
-            loader.fetch(Work((0, 0), 0, (1,)), lost)
+            loader.fetch(BatchSpec((0, 0), 0, (1,)), lost)
         with pytest.raises(KeyError, match="cannot collate"):
-            loader.fetch(Work((0, 0), 0, (1,)), after([], 0))
+            loader.fetch(BatchSpec((0, 0), 0, (1,)), after([], 0))
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_batch_that_takes_too_long_is_a_clear_error(tmp_path: Path) -> None:
     loader = Loader(Gated(tmp_path), seed=0, options=LoaderOptions(num_workers=1, timeout=0.5))
     with pytest.raises(LoaderError, match=r"step 4.*timed out.*raise timeout"):
-        loader.fetch(Work((0, 4), 0, (50,)), after([], 0))
+        loader.fetch(BatchSpec((0, 4), 0, (50,)), after([], 0))
     assert multiprocessing.active_children() == []
 
 
@@ -387,4 +388,4 @@ def test_without_loader_workers_there_is_no_shared_memory(monkeypatch: pytest.Mo
     """Torch gives it a name for a moment, and a process that is killed then leaves that behind."""
     monkeypatch.setattr(torch.Tensor, "share_memory_", lambda self: pytest.fail("memory was shared with nobody"))
     with Loader(list(range(10)), seed=0) as loader:
-        assert loader.fetch(Work((1, 0), 0, (3, 4)), lambda _: None).tolist() == [3, 4]
+        assert loader.fetch(BatchSpec((1, 0), 0, (3, 4)), lambda _: None).tolist() == [3, 4]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data.cursor import Cursor, advance, batch_size, is_finished, next_epoch, num_steps
-from paceline.data.split import equal_shares, split, split_among_all
+from paceline.data.split import split, split_among_all
 
 SHARES = st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any)
 
@@ -109,21 +109,6 @@ def test_known_parts(count: int, shares: list[int], minimum: int, expected: list
 def test_what_cannot_be_divided_is_refused(count: int, shares: list[int], minimum: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         split(count, shares, minimum)
-
-
-@given(st.integers(0, 10**6), st.integers(1, 100))
-def test_equal_shares_differ_by_at_most_one(total: int, n: int) -> None:
-    shares = equal_shares(total, n)
-    assert (len(shares), sum(shares)) == (n, total)
-    assert max(shares) - min(shares) <= 1
-    assert list(shares) == sorted(shares, reverse=True)
-
-
-def test_equal_shares_of_nobody_are_refused() -> None:
-    with pytest.raises(ValueError, match="n=0"):
-        equal_shares(8, 0)
-    with pytest.raises(ValueError, match="total=-1"):
-        equal_shares(-1, 2)
 
 
 @given(st.integers(0, 1000), st.integers(1, 100))

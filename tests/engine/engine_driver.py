@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from paceline.control.messages import AgentDirective
-from paceline.engine.events import Action, Event, Opened, Signal, Start, Started
-from paceline.engine.slots import Rules
+from paceline.control.messages.agents import AgentDirective
+from paceline.engine.events import Action, Event, Opened, ProcessStarted, Signal, StartProcess
+from paceline.engine.slots import AgentRules
 from paceline.engine.supervisor import Supervisor
 
 KILLED = -signal.SIGKILL
@@ -16,7 +16,7 @@ class Driver:
     """A machine, a clock, and process ids."""
 
     def __init__(self, **rules: object) -> None:
-        self.machine = Supervisor(Rules(**rules))  # type: ignore[arg-type]
+        self.machine = Supervisor(AgentRules(**rules))  # type: ignore[arg-type]
         self.now = 100.0
         self.log: list[Action] = []
         self._pid = 1000
@@ -25,9 +25,9 @@ class Driver:
     def _follow(self, actions: list[Action]) -> list[Action]:
         self.log += actions
         for action in actions:
-            if isinstance(action, Start):
+            if isinstance(action, StartProcess):
                 self._pid += 1
-                self._follow(self.machine.handle(Started(action.slot, self._pid), self.now))
+                self._follow(self.machine.handle(ProcessStarted(action.slot, self._pid), self.now))
         return actions
 
     def tell(self, event: Event, after_s: float = 0.0) -> list[Action]:
@@ -43,7 +43,7 @@ class Driver:
 
 
 def starts(actions: list[Action]) -> list[int]:
-    return [action.slot for action in actions if isinstance(action, Start)]
+    return [action.slot for action in actions if isinstance(action, StartProcess)]
 
 
 def sent(actions: list[Action]) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ _TOKEN = "PACELINE_TEST_TOKEN"
 # Takes its ticket and nothing else: to its agent, a worker with a session; quick to start.
 SESSION = """
 import os, signal, sys, time
-from paceline.control.ticket import inherited
+from paceline.control.shell.ticket import inherited
 ticket = inherited()
 assert ticket is not None
 """
@@ -103,10 +103,10 @@ class Command:
 
     def workers(self) -> list[int]:
         """Of those, the ones that run the script."""
-        return [pid for pid in self.processes("script.py") if pid not in self.processes("guard.py")]
+        return [pid for pid in self.processes("script.py") if pid not in self.processes("reaper.py")]
 
     def coordinators(self) -> list[int]:
-        return self.processes("paceline.control.service")
+        return self.processes("paceline.control.shell.service")
 
     def close(self) -> None:
         if self._process.exitcode is None:

@@ -13,28 +13,28 @@ import socket
 import time
 from pathlib import Path
 
-from paceline.control.client import MemberClient
-from paceline.control.member import Member
-from paceline.control.member_events import (
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import (
     Action,
-    Apply,
+    ApplyOperation,
     Begin,
-    Broke,
     Caught,
-    Done,
+    DoOperation,
     Exit,
-    Form,
-    Formed,
+    FormGroup,
     Give,
-    Kind,
-    Ready,
-    Staged,
+    GroupBroke,
+    GroupFormed,
+    MemberReady,
+    OperationDone,
+    OperationKind,
+    StateStaged,
     Take,
-    Work,
 )
-from paceline.control.messages import Introduction
-from paceline.control.progress import StepRow
-from paceline.control.ticket import Ticket, inherited
+from paceline.control.messages.members import Introduction
+from paceline.control.messages.progress import StepRow
+from paceline.control.shell.client import MemberClient
+from paceline.control.shell.ticket import Ticket, inherited
 from paceline.wire.card import Card, this_host
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
@@ -53,8 +53,8 @@ class Trainee:
         self._has_verdict = False
         self.client = MemberClient(ticket, Member(self.name), credentials, self._act, heartbeat_s=0.2)
         card = Card(self.name, "worker", this_host(), ("127.0.0.1", 1), "", identity.fingerprint, False, (0,))
-        self.client.post(Ready(Introduction(card, os.getpid(), socket.gethostname(), ticket.agent)))
-        self.client.post(Begin(Kind.STEP))
+        self.client.post(MemberReady(Introduction(card, os.getpid(), socket.gethostname(), ticket.agent)))
+        self.client.post(Begin(OperationKind.STEP))
 
     def _act(self, action: Action) -> None:
         self._has_verdict = self._has_verdict or isinstance(action, Exit)
@@ -63,15 +63,15 @@ class Trainee:
     def run(self) -> Exit:
         while True:
             action = self._actions.get(timeout=WAIT_S)
-            if isinstance(action, Form):
-                self.client.post(Formed(action.plan.generation))
+            if isinstance(action, FormGroup):
+                self.client.post(GroupFormed(action.plan.generation))
             elif isinstance(action, Give):
                 self._leave(f"{action.plan.generation}-gift-{action.to}", str(self._applied()))
             elif isinstance(action, Take):
                 self._take(action)
-            elif isinstance(action, Work):
+            elif isinstance(action, DoOperation):
                 self._work(action)
-            elif isinstance(action, Apply):
+            elif isinstance(action, ApplyOperation):
                 self._apply(action)
             elif isinstance(action, Exit):
                 return action
@@ -94,9 +94,9 @@ class Trainee:
                 return
             time.sleep(0.005)
         base, generation = int(path.read_text()), action.plan.generation
-        self.client.post(Staged(generation, base) if action.whole else Caught(generation, base))
+        self.client.post(StateStaged(generation, base) if action.whole else Caught(generation, base))
 
-    def _work(self, action: Work) -> None:
+    def _work(self, action: DoOperation) -> None:
         time.sleep(self._pace_s)
         plan = action.plan
         held, stopping = self.client.look(lambda machine: (machine.offer(), machine.stop_asked))
@@ -109,24 +109,24 @@ class Trainee:
                 if self._is_void(plan.generation):
                     return
                 if not self._lives(member):
-                    self.client.post(Broke(plan.generation, (member,)))
+                    self.client.post(GroupBroke(plan.generation, (member,)))
                     return
                 time.sleep(0.005)
             rows.append(path.read_text().split())
         stops = any(row[1] == "1" for row in rows)
-        self.client.post(Done(plan.generation, action.operation, tuple(int(row[0]) for row in rows), stops))
+        self.client.post(OperationDone(plan.generation, action.operation, tuple(int(row[0]) for row in rows), stops))
 
     def _lives(self, member: str) -> bool:
         path = self._meeting / f"pid-{member}"
         return not path.exists() or os.path.exists(f"/proc/{path.read_text()}")
 
-    def _apply(self, action: Apply) -> None:
+    def _apply(self, action: ApplyOperation) -> None:
         row = StepRow(action.operation, action.plan.generation, 0, action.operation * 4, 4, 0.5, 0.01)
         self.client.progress.add(row)
         is_over, stopping = self.client.look(lambda machine: (machine.phase.value == "ended", machine.stopping))
         if not is_over:
             ends = action.operation >= self._num_steps or stopping
-            self.client.post(Begin(Kind.END if ends else Kind.STEP))
+            self.client.post(Begin(OperationKind.END if ends else OperationKind.STEP))
 
 
 def train(num_steps: int, pace_s: float = 0.01) -> str:

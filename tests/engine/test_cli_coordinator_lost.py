@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from custody_runs import Run, faults_of, final_counts, finish, newest, operations_in, pids_on, run_over, wait_until
 
-from paceline.control.reader import RunReader
-from paceline.engine.base import HALTED
+from paceline.control.exit_codes import HALTED
+from paceline.control.journal.reader import RunReader
 from paceline.testing import netlab
 
 pytestmark = [
@@ -25,7 +25,7 @@ def coordinators(run: Run) -> list[int]:
     found = []
     for pid in pids_on(run.lab.hosts[0]):
         with contextlib.suppress(OSError):
-            if b"paceline.control.service" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"paceline.control.shell.service" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 

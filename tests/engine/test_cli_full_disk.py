@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from engine_helpers import Command, eventually, is_alive, paceline, write_script
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
 
 HERE = str(Path(__file__).parent)
 TRAINING = f"""

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
 from paceline.testing import netlab
 from paceline.testing.netlab import Host, Netlab
 from paceline.watch.audit import audit, history_of

@@ -12,9 +12,9 @@ from test_cli_servers import pids_of
 
 from paceline.checkpoint import find
 from paceline.checkpoint.files import read
-from paceline.control import losses
-from paceline.control.reader import RunReader
-from paceline.engine.base import LOST
+from paceline.control.exit_codes import LOST
+from paceline.control.journal.reader import RunReader
+from paceline.control.messages import losses
 from paceline.watch import words
 from paceline.watch.summary import summarise
 

@@ -21,7 +21,7 @@ from custody_runs import (
     wait_until,
 )
 
-from paceline.engine.base import HALTED
+from paceline.control.exit_codes import HALTED
 from paceline.testing import netlab
 from paceline.testing.counting import Counting
 from paceline.testing.netlab import Netlab
@@ -121,7 +121,7 @@ def test_a_group_that_works_without_the_coordinators_host_ends_at_a_clean_point(
 # a worker stands still for a while, in the moment in which all know that its step counts and servers do not.
 SERVED = """
 import os, pathlib, sys, time, torch, paceline
-from paceline.strategy.served import Served
+from paceline.strategy.served import ServerAggregation
 from paceline.testing.counting import Counting
 from paceline.train import halting
 from paceline.train.saving import Checkpoints
@@ -134,7 +134,7 @@ session = paceline.Session(
     model, case.optimizer(model), data=case.data(), global_batch=case.batch, seed=case.seed, strategy=strategy,
     consistency=consistency, checkpoints=Checkpoints(every_s=None),
 )
-apply = Served.apply
+apply = ServerAggregation.apply
 def hold(served):
     if (place / "hold").exists():
         (place / "holds").touch()
@@ -142,7 +142,7 @@ def hold(served):
             time.sleep(0.01)
     apply(served)
 if os.environ["HOST"] == holder:
-    Served.apply = hold
+    ServerAggregation.apply = hold
 def loss_fn(numbers):
     time.sleep(0.01)
     return -model(numbers).mean()
@@ -265,5 +265,7 @@ def with_short_patience(place: Path) -> str:
     """A path of modules for processes that do not wait as long for a lost host as people would."""
     inside = place / "inside"
     inside.mkdir()
-    (inside / "sitecustomize.py").write_text("from paceline.control import lost_head\nlost_head.DESERTED_S = 15.0\n")
+    (inside / "sitecustomize.py").write_text(
+        "from paceline.control.machines import lost_head\nlost_head.DESERTED_S = 15.0\n"
+    )
     return os.pathsep.join(filter(None, (str(inside), os.environ.get("PYTHONPATH", ""))))

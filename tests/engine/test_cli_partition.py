@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.control.messages import Phase
-from paceline.control.surveys import UNREACHABLE
+from paceline.control.machines.surveys import UNREACHABLE
+from paceline.control.messages.plan import Phase
 from paceline.testing import netlab
 from paceline.testing.fleet import Fleet
 from paceline.testing.netlab import Host, Netlab

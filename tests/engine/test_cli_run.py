@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from engine_helpers import Command, completed, eventually, is_alive, paceline, state_of, write_script
 
-from paceline.control.ticket import VARIABLE
-from paceline.engine.slots import Rules
+from paceline.control.shell.ticket import VARIABLE
+from paceline.engine.slots import AgentRules
 
 FOREVER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
@@ -171,7 +171,7 @@ def test_a_name_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_was_used_is_refused_without_resume(tmp_path: Path) -> None:
-    from paceline.control.journal import Journal
+    from paceline.control.journal.journal import Journal
 
     script = write_script(tmp_path, "print('hello')")
     (tmp_path / "runs" / "a").mkdir(parents=True)
@@ -291,7 +291,7 @@ def stubborn(tmp_path: Path) -> str:
 
 def interrupt_again(command: Command, number: int = signal.SIGINT) -> None:
     """At the pace of a person: signals that come together count as one."""
-    time.sleep(2 * Rules(workers=1).together_s)
+    time.sleep(2 * AgentRules(workers=1).together_s)
     command.interrupt(number)
 
 

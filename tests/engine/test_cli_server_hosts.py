@@ -12,9 +12,9 @@ import pytest
 import torch
 from test_cli_hosts import paceline, wait_until
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import MemberRow, RunReader
-from paceline.control.ticket import read_access
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import MemberRow, RunReader
+from paceline.control.shell.ticket import read_access
 from paceline.testing import netlab
 from paceline.testing.netlab import Netlab
 

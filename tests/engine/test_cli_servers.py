@@ -8,8 +8,8 @@ from pathlib import Path
 
 from engine_helpers import Command, completed, eventually, is_alive, paceline, write_script
 
-from paceline.control.labels import read_started
-from paceline.control.ticket import ACCESS_FILE, read_access
+from paceline.control.journal.labels import read_started
+from paceline.control.shell.ticket import ACCESS_FILE, read_access
 
 HERE = str(Path(__file__).parent)
 TRAINING = f"""
@@ -21,7 +21,7 @@ engine_members.train(10**6)
 
 
 def servers(command: Command) -> list[int]:
-    return [pid for pid in command.processes("paceline.server") if pid not in command.processes("guard.py")]
+    return [pid for pid in command.processes("paceline.server") if pid not in command.processes("reaper.py")]
 
 
 def pids_of(folder: Path, label: str, name: str = "a") -> list[int]:

@@ -12,8 +12,8 @@ import pytest
 from engine_helpers import Command, completed, eventually, paceline, write_script
 
 from paceline.cli.people import pick
-from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
 
 HERE = str(Path(__file__).parent)
 

@@ -47,7 +47,7 @@ def test_what_is_said_of_a_machine_reaches_its_workers(tmp_path: Path) -> None:
         tmp_path,
         """
         import os
-        from paceline.control.ticket import inherited
+        from paceline.control.shell.ticket import inherited
         print(inherited().capacity, os.environ.get("PACELINE_PROBE_S"))
         """,
     )

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import pytest
 from engine_helpers import Command, completed, eventually, paceline, write_script
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
 from paceline.custody.names import find
 
 LENGTH = 96
@@ -121,13 +121,13 @@ def parent_of(pid: int) -> int:
 
 
 def processes_of(command: Command) -> dict[str, list[int]]:
-    scripts, guards = command.processes("script.py"), command.processes("guard.py")
-    workers = [pid for pid in scripts if pid not in guards and parent_of(pid) == command.pid]
+    scripts, reapers = command.processes("script.py"), command.processes("reaper.py")
+    workers = [pid for pid in scripts if pid not in reapers and parent_of(pid) == command.pid]
     return {
         "coordinator": command.coordinators(),
         "agent": [command.pid],
         "workers": workers,
-        "servers": [pid for pid in command.processes("paceline.server") if pid not in guards],
+        "servers": [pid for pid in command.processes("paceline.server") if pid not in reapers],
         "loaders": [pid for pid in scripts if parent_of(pid) in workers],
     }
 

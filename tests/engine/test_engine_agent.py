@@ -9,13 +9,13 @@ from typing import cast
 
 import pytest
 
-from paceline.control.messages import Vitals
-from paceline.control.ticket import Ticket
+from paceline.control.messages.agents import ProcessVitals
+from paceline.control.shell.ticket import Ticket
 from paceline.engine.agent import Agent
 from paceline.engine.base import Engine, Process
-from paceline.engine.events import Result
+from paceline.engine.events import RunResult
 from paceline.engine.signals import Signals
-from paceline.engine.slots import Rules
+from paceline.engine.slots import AgentRules
 from paceline.engine.supervisor import Supervisor
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
@@ -33,8 +33,8 @@ class Struck:
         os.kill(os.getpid(), self._number)
         return -self._number
 
-    def vitals(self) -> Vitals:
-        return Vitals("R", True)
+    def vitals(self) -> ProcessVitals:
+        return ProcessVitals("R", True)
 
     def has_session(self) -> bool:
         return False
@@ -59,7 +59,7 @@ class AllStruck:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_workers_that_ended_by_a_signal_to_all_did_not_fail(number: signal.Signals) -> None:
-    machine = Supervisor(Rules(workers=2, owns_coordinator=False))
+    machine = Supervisor(AgentRules(workers=2, owns_coordinator=False))
     agent = Agent(
         machine,
         cast(Engine, AllStruck(number)),
@@ -79,5 +79,5 @@ def test_workers_that_ended_by_a_signal_to_all_did_not_fail(number: signal.Signa
         signal.signal(number, before)
         agent._leave()
     assert machine.outcome is not None
-    assert machine.outcome.result is Result.INTERRUPTED
+    assert machine.outcome.result is RunResult.INTERRUPTED
     assert machine.outcome.code == 128 + number

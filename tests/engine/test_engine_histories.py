@@ -9,25 +9,25 @@ import msgspec
 import pytest
 from engine_driver import KILLED
 
-from paceline.control.messages import AgentDirective
+from paceline.control.messages.agents import AgentDirective
 from paceline.engine.events import (
     Action,
-    Asked,
+    AgentTick,
     AskHalt,
     CoordinatorEnded,
     Event,
     Exited,
     Opened,
-    Say,
+    PrintLine,
+    ProcessStarted,
     Signal,
     SignalCoordinator,
-    Start,
     StartCoordinator,
-    Started,
-    Tick,
+    StartProcess,
+    StopAsked,
 )
-from paceline.engine.slots import Rules
-from paceline.engine.supervisor import Stage, Supervisor
+from paceline.engine.slots import AgentRules
+from paceline.engine.supervisor import Supervisor, SupervisorStage
 
 
 class World:
@@ -40,7 +40,7 @@ class World:
         self.deadly = self.dice.choice([0.0, 0.02, 0.1])
         servers = self.dice.choice([0, 1, 3])
         alone = servers > 0 and not self.owns and self.dice.random() < 0.3
-        self.rules = Rules(
+        self.rules = AgentRules(
             workers=0 if alone else self.dice.randint(1, 5),
             servers=servers,
             restarts=self.dice.randint(0, 4),
@@ -68,7 +68,7 @@ class World:
                 assert self.coordinator is None
                 return
             self.now += self.dice.choice([0.01, 0.1, 0.5])
-            self._tell(Tick())
+            self._tell(AgentTick())
             self._happen()
         raise AssertionError(f"no end: {self.machine.stage}, {self.living}, {self.coordinator}")
 
@@ -88,7 +88,7 @@ class World:
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Start):
+            if isinstance(action, StartProcess):
                 self._start(action.slot)
             elif isinstance(action, Signal):
                 self._signal(action.slot, action.number)
@@ -114,10 +114,10 @@ class World:
         self.pid += 1
         self.living[slot] = self.pid
         self.started_at[slot] = self.now
-        self._tell(Started(slot, self.pid))
+        self._tell(ProcessStarted(slot, self.pid))
 
     def _signal(self, slot: int, number: int) -> None:
-        if self._is_server(slot) and not self.forbidden and self.machine.stage is Stage.WORKING:
+        if self._is_server(slot) and not self.forbidden and self.machine.stage is SupervisorStage.WORKING:
             doomed = self.living.get(slot) in self.doomed
             assert doomed or self._is_plain_end(), "a server was ended while the run went on"
         if slot in self.living and (
@@ -153,7 +153,7 @@ class World:
                 self._exit(slot, 0)
         if self.dice.random() < 0.004:
             self.forbidden = True
-            self._tell(Asked(self.dice.choice([signal.SIGINT, signal.SIGTERM])))
+            self._tell(StopAsked(self.dice.choice([signal.SIGINT, signal.SIGTERM])))
         self._be_coordinator()
 
     def _be_coordinator(self) -> None:
@@ -190,12 +190,12 @@ def check_that_servers_decide_nothing(world: World) -> None:
     alone = Supervisor(rules)
     alone.begin(0.0)
     for number, (event, now, actions) in enumerate(world.history):
-        is_of_server = isinstance(event, Started | Opened | Exited) and event.slot not in ours
-        expected = alone.handle(Tick() if is_of_server else event, now)
+        is_of_server = isinstance(event, ProcessStarted | Opened | Exited) and event.slot not in ours
+        expected = alone.handle(AgentTick() if is_of_server else event, now)
         assert _without_servers(actions, ours) == _without_servers(expected, ours), event
         if alone.outcome is not None:
             # A person who does not wait for the servers has another end.
-            if not any(isinstance(later, Asked) for later, _, _ in world.history[number + 1 :]):
+            if not any(isinstance(later, StopAsked) for later, _, _ in world.history[number + 1 :]):
                 assert world.machine.outcome is not None
                 assert world.machine.outcome[:3] == alone.outcome[:3]
             return
@@ -203,8 +203,8 @@ def check_that_servers_decide_nothing(world: World) -> None:
 
 
 def _without_servers(actions: list[Action], ours: range) -> list[Action]:
-    others = [action for action in actions if not isinstance(action, Say)]
-    return [action for action in others if not isinstance(action, Start | Signal) or action.slot in ours]
+    others = [action for action in actions if not isinstance(action, PrintLine)]
+    return [action for action in others if not isinstance(action, StartProcess | Signal) or action.slot in ours]
 
 
 @pytest.mark.parametrize("block", range(10))

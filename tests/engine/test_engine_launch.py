@@ -16,10 +16,11 @@ import engine_tasks
 import pytest
 
 from paceline import engine
-from paceline.engine import LaunchFailed, folders, launch, task, worker
-from paceline.engine.events import Outcome, Result
-from paceline.engine.folders import Place
+from paceline.engine import folders, launch, task, worker
+from paceline.engine.events import RunOutcome, RunResult
+from paceline.engine.folders import ClaimedFolder
 from paceline.engine.running import code_of
+from paceline.errors import LaunchFailed
 from paceline.watch.losses import Shortfall
 
 launching = importlib.import_module("paceline.engine.launch")  # the package has a function of this name
@@ -144,7 +145,7 @@ def test_a_function_of_an_interactive_session_travels_by_value(tmp_path: Path) -
 
 
 def test_what_a_lost_worker_raised_is_no_value(caplog: pytest.LogCaptureFixture) -> None:
-    results = launching.Results(b"task")
+    results = launching.LaunchResults(b"task")
     try:
         for slot in range(3):
             results.attach(slot)
@@ -154,18 +155,18 @@ def test_what_a_lost_worker_raised_is_no_value(caplog: pytest.LogCaptureFixture)
         ]
         for place, one in zip(results._places.values(), left, strict=False):
             worker.write(place.fileno(), pickle.dumps(one))
-        ended = Outcome(Result.ENDED, 0)
-        assert launching._conclude(ended, [], results, cast(Place, None), 3) == [7, None, None]
+        ended = RunOutcome(RunResult.ENDED, 0)
+        assert launching._conclude(ended, [], results, cast(ClaimedFolder, None), 3) == [7, None, None]
     finally:
         results.close()
     assert "w1 returned nothing, it raised: ValueError: another model" in caplog.text
 
 
 def test_a_strict_run_that_ends_without_a_worker_has_failed(tmp_path: Path) -> None:
-    results = launching.Results(b"task")
+    results = launching.LaunchResults(b"task")
     place = folders.claim(tmp_path, "a")
     try:
-        ended = Outcome(Result.ENDED, 3, missing=("w1 was refused: another model",))
+        ended = RunOutcome(RunResult.ENDED, 3, missing=("w1 was refused: another model",))
         with pytest.raises(LaunchFailed, match="a ended without a worker that it was asked to have: w1 was refused"):
             launching._conclude(ended, [], results, place, 2)
     finally:
@@ -190,7 +191,7 @@ def test_what_was_lost_is_told(
 
 
 def test_a_run_whose_last_state_is_not_saved_has_an_exit_code_of_its_own() -> None:
-    ended, interrupted = Outcome(Result.ENDED, 0), Outcome(Result.INTERRUPTED, 143)
+    ended, interrupted = RunOutcome(RunResult.ENDED, 0), RunOutcome(RunResult.INTERRUPTED, 143)
     assert code_of(ended, Shortfall()) == 0
     assert code_of(ended, Shortfall(unsaved="no room")) == 78
     assert code_of(ended, Shortfall(LOSS, "no room")) == 77

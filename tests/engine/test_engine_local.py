@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from engine_helpers import SESSION, eventually, is_alive, state_of
 
-from paceline.control.ticket import Ticket
-from paceline.engine import guard
+from paceline import engine
+from paceline.control.shell.ticket import Ticket
+from paceline.engine import reaper as script_of_reaper
 from paceline.engine.base import Process, exit_words
 from paceline.engine.local import Job, LocalEngine
 from paceline.engine.output import Output
-from paceline.engine.warden import Warden, guarded
+from paceline.engine.reaper_handle import ReaperHandle, guarded
 
 TICKET = Ticket(
     run="a", folder="", address=("127.0.0.1", 0), local_name="", host="", secret=b"s", fingerprint=b"f", tls=False
@@ -32,13 +33,13 @@ Begin = Callable[[str], Process]
 @contextlib.contextmanager
 def starter(folder: Path, lines: list[str]) -> Iterator[Begin]:
     """Starts processes of Python code, and closes them at the end."""
-    output, warden = Output(lambda label, is_error, line: lines.append(line)), Warden()
+    output, reaper = Output(lambda label, is_error, line: lines.append(line)), ReaperHandle()
     started: list[Process] = []
 
     def begin(code: str) -> Process:
-        environment = {"PYTHONPATH": str(Path(guard.__file__).resolve().parents[2])}
+        environment = {"PYTHONPATH": str(Path(engine.__file__).resolve().parents[2])}
         job = Job(command=("-c", code), workers=9, run="a", environment=environment)
-        started.append(LocalEngine(job, TICKET, folder, output, warden).start(len(started)))
+        started.append(LocalEngine(job, TICKET, folder, output, reaper).start(len(started)))
         return started[-1]
 
     try:
@@ -47,7 +48,7 @@ def starter(folder: Path, lines: list[str]) -> Iterator[Begin]:
         for process in started:
             if process.exit_code() is None:
                 process.close()
-        warden.close()
+        reaper.close()
         output.close()
 
 
@@ -119,16 +120,16 @@ def test_closing_ends_what_a_process_has_started(tmp_path: Path) -> None:
 
 
 def test_a_warden_that_is_killed_is_replaced(tmp_path: Path) -> None:
-    warden = Warden()
-    os.kill(warden._process.pid, signal.SIGKILL)
-    eventually(lambda: state_of(warden._process.pid) == "Z", "it to die")
-    warden.entrust(os.getsid(0) + 10**7)
-    assert is_alive(warden._process.pid)
-    warden.close()
+    reaper = ReaperHandle()
+    os.kill(reaper._process.pid, signal.SIGKILL)
+    eventually(lambda: state_of(reaper._process.pid) == "Z", "it to die")
+    reaper.entrust(os.getsid(0) + 10**7)
+    assert is_alive(reaper._process.pid)
+    reaper.close()
 
 
 def test_a_process_does_not_outlive_the_thread_that_started_it(tmp_path: Path) -> None:
-    """By the kernel's hand alone: there is no warden here."""
+    """By the kernel's hand alone: there is no reaper here."""
     code = (
         "import os, subprocess, sys\n"
         f"command = {guarded([sys.executable, '-c', SLEEP], 0)!r}\n"
@@ -144,7 +145,15 @@ def test_a_process_does_not_outlive_the_thread_that_started_it(tmp_path: Path) -
 
 
 def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-I", "-S", guard.__file__, "exec", str(os.getpid()), str(tmp_path / "nothing")]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        script_of_reaper.__file__,
+        "exec",
+        str(os.getpid()),
+        str(tmp_path / "nothing"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 127
     assert "cannot run" in done.stderr

@@ -7,30 +7,29 @@ import signal
 import pytest
 from engine_driver import KILLED, Driver, sent, starts
 
-from paceline.control.disk import FULL
-from paceline.control.messages import AgentDirective
-from paceline.engine.base import HALTED, START_AGAIN
+from paceline.control.exit_codes import FULL, HALTED, START_AGAIN
+from paceline.control.messages.agents import AgentDirective
 from paceline.engine.events import (
-    Asked,
+    AgentTick,
     AskHalt,
     CoordinatorEnded,
+    CoordinatorLost,
     Event,
     Exited,
     NotStarted,
     Opened,
-    Orphaned,
-    Result,
+    PrintLine,
     Resumed,
-    Say,
+    RunResult,
     Signal,
     SignalCoordinator,
     StartCoordinator,
+    StopAsked,
     StopSelf,
     Suspended,
-    Tick,
 )
-from paceline.engine.slots import Rules, State
-from paceline.engine.supervisor import Stage
+from paceline.engine.slots import AgentRules, SlotState
+from paceline.engine.supervisor import SupervisorStage
 
 # -- workers ---------------------------------------------------------------------------------------------------------
 
@@ -41,13 +40,34 @@ def test_a_dead_worker_is_started_again_after_growing_pauses_and_not_for_ever() 
     for pause_s in (0.5, 1.0, 2.0):
         assert starts(driver.tell(Exited(1, KILLED))) == []
         assert driver.machine.wakes_at() == driver.now + pause_s
-        assert starts(driver.tell(Tick(), pause_s * 0.9)) == []
-        assert starts(driver.tell(Tick(), pause_s * 0.1 + 1e-6)) == [1]
+        assert starts(driver.tell(AgentTick(), pause_s * 0.9)) == []
+        assert starts(driver.tell(AgentTick(), pause_s * 0.1 + 1e-6)) == [1]
+    assert driver.machine.num_expected == 2
     driver.tell(Exited(1, KILLED))
-    assert driver.machine.slots[1].state is State.FINAL
-    assert starts(driver.tell(Tick(), 100.0)) == []
+    assert driver.machine.slots[1].state is SlotState.FINAL
+    assert driver.machine.num_expected == 1
+    assert starts(driver.tell(AgentTick(), 100.0)) == []
     assert not driver.machine.exhausted, "the other one lives"
-    assert any(isinstance(action, Say) and "not started again" in action.text for action in driver.log)
+    assert any(isinstance(action, PrintLine) and "not started again" in action.text for action in driver.log)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_worker_that_ends_as_if_all_were_well_while_the_run_counts_on_it_is_started_again(is_over: bool) -> None:
+    """`os._exit(0)` in the loop: it was taken for one that had left in order."""
+    driver = Driver(workers=2, strict=True)
+    driver.open_all()
+    pid = driver.machine.slots[1].pid
+    driver.tell(Exited(1, 0))
+    assert driver.machine.slots[1].state is SlotState.FINAL, "who leaves in order ends like this"
+    driver.tell(AgentDirective(1, 1, "agent", (), is_over, "all members reached the end", lost=(pid,)))
+    if is_over:
+        driver.tell(Exited(0, 0))
+        driver.tell(CoordinatorEnded(0, "ended"))
+        assert driver.machine.outcome is not None
+        assert driver.machine.outcome.code == 3
+        assert driver.machine.outcome.missing == ("w1 exited with code 0 before the end",)
+    else:
+        assert starts(driver.tell(AgentTick(), 0.5 + 1e-6)) == [1]
 
 
 def refusing(driver: Driver, slot: int, number: int = 1) -> AgentDirective:
@@ -64,14 +84,14 @@ def test_a_worker_that_was_refused_is_not_started_again_and_the_end_says_so(told
         for event in happened if told_first else reversed(happened):
             driver.tell(event)
         driver.tell(refusing(driver, 1, 2))
-        said = [action.text for action in driver.log if isinstance(action, Say) and "refused" in action.text]
+        said = [action.text for action in driver.log if isinstance(action, PrintLine) and "refused" in action.text]
         assert said == ["w1 was refused: seed is 2 here but 1; it is not started again"]
-        assert starts(driver.tell(Tick(), 100.0)) == []
+        assert starts(driver.tell(AgentTick(), 100.0)) == []
         driver.tell(Exited(0, 0))
         driver.tell(CoordinatorEnded(0, "ended"))
         outcome = driver.machine.outcome
         assert outcome is not None
-        assert outcome.result is Result.ENDED
+        assert outcome.result is RunResult.ENDED
         assert outcome.missing == ("w1 was refused: seed is 2 here but 1",)
         assert outcome.code == (3 if strict else 0)
 
@@ -81,7 +101,7 @@ def test_a_run_that_lost_a_worker_for_good_says_so_and_one_that_replaced_it_does
         driver = Driver(workers=2, restarts=restarts, strict=True)
         driver.open_all()
         driver.tell(Exited(1, KILLED))
-        driver.tell(Tick(), 10.0)
+        driver.tell(AgentTick(), 10.0)
         if restarts:
             driver.tell(Exited(1, 0))
         driver.tell(Exited(0, 0))
@@ -96,10 +116,10 @@ def test_a_pause_has_a_limit_and_a_long_life_forgives() -> None:
     driver.open_all()
     for _ in range(7):
         driver.tell(Exited(1, KILLED))
-        driver.tell(Tick(), 10.0)
+        driver.tell(AgentTick(), 10.0)
     driver.tell(Exited(1, KILLED))
     assert driver.machine.wakes_at() == driver.now + 10.0
-    driver.tell(Tick(), 10.0)
+    driver.tell(AgentTick(), 10.0)
     driver.tell(Exited(1, KILLED), after_s=61.0)
     assert driver.machine.wakes_at() == driver.now + 0.5
 
@@ -108,7 +128,7 @@ def test_a_worker_that_ended_well_is_not_started_again() -> None:
     driver = Driver(workers=2)
     driver.open_all()
     driver.tell(Exited(0, 0))
-    assert starts(driver.tell(Tick(), 100.0)) == []
+    assert starts(driver.tell(AgentTick(), 100.0)) == []
 
 
 def test_a_script_that_fails_in_all_workers_at_once_is_not_tried_again() -> None:
@@ -117,11 +137,11 @@ def test_a_script_that_fails_in_all_workers_at_once_is_not_tried_again() -> None
     driver.tell(Exited(0, 1))
     driver.tell(Exited(1, 1), after_s=0.1)
     assert driver.machine.exhausted
-    assert starts(driver.tell(Tick(), 100.0)) == []
+    assert starts(driver.tell(AgentTick(), 100.0)) == []
     driver.directive(1, over=True, reason="ZeroDivisionError")
     driver.tell(CoordinatorEnded(1, "failed"))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:2] == (Result.FAILED, 1)
+    assert driver.machine.outcome[:2] == (RunResult.FAILED, 1)
     assert driver.machine.outcome.reason == "ZeroDivisionError"
 
 
@@ -129,7 +149,7 @@ def test_a_worker_that_asks_for_it_is_started_again() -> None:
     driver = Driver(workers=1)
     driver.open_all()
     driver.tell(Exited(0, START_AGAIN))
-    assert starts(driver.tell(Tick(), 0.6)) == [0]
+    assert starts(driver.tell(AgentTick(), 0.6)) == [0]
 
 
 def test_whom_the_coordinator_names_is_killed_and_comes_back() -> None:
@@ -141,7 +161,7 @@ def test_whom_the_coordinator_names_is_killed_and_comes_back() -> None:
     assert (0, signal.SIGKILL) not in sent(driver.log)
     driver.tell(Exited(1, KILLED))
     assert driver.machine.exits == {pid: "was killed by SIGKILL"}
-    assert starts(driver.tell(Tick(), 1.0)) == [1]
+    assert starts(driver.tell(AgentTick(), 1.0)) == [1]
 
 
 def test_nothing_is_started_when_the_run_is_over() -> None:
@@ -149,11 +169,11 @@ def test_nothing_is_started_when_the_run_is_over() -> None:
     driver.open_all()
     driver.tell(Exited(1, KILLED))
     driver.directive(1, over=True)
-    assert starts(driver.tell(Tick(), 100.0)) == []
+    assert starts(driver.tell(AgentTick(), 100.0)) == []
     driver.tell(Exited(0, 0))
     driver.tell(CoordinatorEnded(0, "ended"))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:2] == (Result.ENDED, 0)
+    assert driver.machine.outcome[:2] == (RunResult.ENDED, 0)
 
 
 def test_who_comes_too_late_for_the_run_is_sent_away() -> None:
@@ -161,7 +181,7 @@ def test_who_comes_too_late_for_the_run_is_sent_away() -> None:
     driver.tell(Opened(0))
     driver.directive(1, over=True)
     assert sent(driver.log) == [(1, signal.SIGTERM)]
-    driver.tell(Tick(), 5.1)
+    driver.tell(AgentTick(), 5.1)
     assert sent(driver.log) == [(1, signal.SIGTERM), (1, signal.SIGKILL)]
 
 
@@ -181,7 +201,7 @@ def test_what_a_script_does_wrong_after_the_run_has_its_own_code(code: int, expe
     assert driver.tell(CoordinatorEnded(0, "ended", pids, pids)) == []
     driver.tell(Exited(0, code), after_s=1000.0)
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:3] == (Result.FAILED_LATER, expected, 0)
+    assert driver.machine.outcome[:3] == (RunResult.FAILED_LATER, expected, 0)
 
 
 def test_a_failure_after_the_release_is_known_even_if_it_comes_before_the_news() -> None:
@@ -190,7 +210,7 @@ def test_a_failure_after_the_release_is_known_even_if_it_comes_before_the_news()
     driver.tell(Exited(0, 1))
     driver.tell(CoordinatorEnded(0, "ended", frozenset([driver.machine.slots[0].pid])))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:3] == (Result.FAILED_LATER, 1, 0)
+    assert driver.machine.outcome[:3] == (RunResult.FAILED_LATER, 1, 0)
 
 
 @pytest.mark.parametrize(("code", "missing"), [(3, ("w1 exited with code 3",)), (-9, ()), (START_AGAIN, ())])
@@ -202,7 +222,7 @@ def test_a_worker_that_failed_and_had_no_time_to_come_back_is_named(code: int, m
     driver.tell(Exited(0, 0))
     driver.tell(CoordinatorEnded(0, "ended", frozenset([driver.machine.slots[0].pid])))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:2] == (Result.ENDED, 0)
+    assert driver.machine.outcome[:2] == (RunResult.ENDED, 0)
     assert driver.machine.outcome.missing == missing
 
 
@@ -219,17 +239,17 @@ def test_a_plain_script_is_over_when_all_have_ended() -> None:
     assert not driver.machine.exhausted, "the coordinator would take that for a failure"
     driver.tell(CoordinatorEnded(0, "ended"))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:2] == (Result.ENDED, 0)
+    assert driver.machine.outcome[:2] == (RunResult.ENDED, 0)
 
 
 def test_a_coordinator_that_is_not_there_yet_is_not_waited_for() -> None:
     driver = Driver(workers=1)
     actions = driver.tell(Exited(0, 0))
     assert actions == [SignalCoordinator(signal.SIGTERM)]
-    assert driver.tell(Tick(), 5.1) == [SignalCoordinator(signal.SIGKILL)]
+    assert driver.tell(AgentTick(), 5.1) == [SignalCoordinator(signal.SIGKILL)]
     driver.tell(CoordinatorEnded(KILLED, ""))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:2] == (Result.ENDED, 0)
+    assert driver.machine.outcome[:2] == (RunResult.ENDED, 0)
     assert len([action for action in driver.log if isinstance(action, StartCoordinator)]) == 1
 
 
@@ -238,11 +258,11 @@ def test_a_plain_process_that_fails_ends_the_others(code: int, result: int) -> N
     driver = Driver(workers=3)
     assert sent(driver.tell(Exited(1, code))) == [(0, signal.SIGTERM), (2, signal.SIGTERM)]
     driver.tell(Exited(0, -signal.SIGTERM))
-    assert sent(driver.tell(Tick(), 5.1)) == [(2, signal.SIGKILL)]
+    assert sent(driver.tell(AgentTick(), 5.1)) == [(2, signal.SIGKILL)]
     driver.tell(Exited(2, KILLED))
     driver.tell(CoordinatorEnded(-15, ""))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:3] == (Result.FAILED, result, 1)
+    assert driver.machine.outcome[:3] == (RunResult.FAILED, result, 1)
     assert starts(driver.log) == [0, 1, 2]
 
 
@@ -250,15 +270,15 @@ def test_a_death_before_any_session_is_judged_when_it_is_known_what_the_script_i
     worker = Driver(workers=2)
     worker.tell(Exited(1, KILLED))
     worker.tell(Opened(0), after_s=2.0)
-    assert starts(worker.tell(Tick(), 0.6)) == [1]
+    assert starts(worker.tell(AgentTick(), 0.6)) == [1]
     plain = Driver(workers=2)
     plain.tell(Exited(1, KILLED))
-    assert plain.machine.stage is Stage.WORKING
-    assert sent(plain.tell(Tick(), 5.1)) == [(0, signal.SIGTERM)]
+    assert plain.machine.stage is SupervisorStage.WORKING
+    assert sent(plain.tell(AgentTick(), 5.1)) == [(0, signal.SIGTERM)]
     plain.tell(Exited(0, -15))
     plain.tell(CoordinatorEnded(-15, ""))
     assert plain.machine.outcome is not None
-    assert plain.machine.outcome[:3] == (Result.FAILED, 128 + 9, 1)
+    assert plain.machine.outcome[:3] == (RunResult.FAILED, 128 + 9, 1)
 
 
 def test_who_died_is_at_fault_not_who_failed_for_want_of_it() -> None:
@@ -268,7 +288,7 @@ def test_who_died_is_at_fault_not_who_failed_for_want_of_it() -> None:
     driver.tell(Exited(0, 1))
     driver.tell(CoordinatorEnded(-15, ""))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:3] == (Result.FAILED, 128 + 9, 1)
+    assert driver.machine.outcome[:3] == (RunResult.FAILED, 128 + 9, 1)
 
 
 def test_a_process_that_cannot_be_started_ends_the_rest() -> None:
@@ -283,26 +303,26 @@ def test_a_process_that_cannot_be_started_ends_the_rest() -> None:
 def test_the_first_request_is_polite_the_second_firm_the_third_deadly() -> None:
     driver = Driver(workers=2)
     driver.open_all()
-    polite = driver.tell(Asked(signal.SIGINT))
-    assert [type(action) for action in polite] == [Say, AskHalt]
-    assert driver.tell(Tick(), 1000.0) == [], "a step may take long"
-    assert sent(driver.tell(Asked(signal.SIGINT))) == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
-    assert sent(driver.tell(Asked(signal.SIGINT), 1.0)) == [(0, signal.SIGKILL), (1, signal.SIGKILL)]
+    polite = driver.tell(StopAsked(signal.SIGINT))
+    assert [type(action) for action in polite] == [PrintLine, AskHalt]
+    assert driver.tell(AgentTick(), 1000.0) == [], "a step may take long"
+    assert sent(driver.tell(StopAsked(signal.SIGINT))) == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
+    assert sent(driver.tell(StopAsked(signal.SIGINT), 1.0)) == [(0, signal.SIGKILL), (1, signal.SIGKILL)]
     for slot in range(2):
         driver.tell(Exited(slot, KILLED))
-    assert starts(driver.tell(Tick(), 10.0)) == []
+    assert starts(driver.tell(AgentTick(), 10.0)) == []
     assert SignalCoordinator(signal.SIGTERM) in driver.log
     driver.tell(CoordinatorEnded(75, ""))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:2] == (Result.INTERRUPTED, 130)
+    assert driver.machine.outcome[:2] == (RunResult.INTERRUPTED, 130)
 
 
 def test_after_the_second_request_time_kills() -> None:
     driver = Driver(workers=1)
     driver.open_all()
-    driver.tell(Asked(signal.SIGTERM))
-    driver.tell(Asked(signal.SIGTERM), 1.0)
-    assert sent(driver.tell(Tick(), 5.1)) == [(0, signal.SIGKILL)]
+    driver.tell(StopAsked(signal.SIGTERM))
+    driver.tell(StopAsked(signal.SIGTERM), 1.0)
+    assert sent(driver.tell(AgentTick(), 5.1)) == [(0, signal.SIGKILL)]
 
 
 def test_signals_that_come_together_are_one_request() -> None:
@@ -310,26 +330,26 @@ def test_signals_that_come_together_are_one_request() -> None:
     driver = Driver(workers=1)
     driver.open_all()
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
-        driver.tell(Asked(number), 0.01)
+        driver.tell(StopAsked(number), 0.01)
     assert sent(driver.log) == []
-    assert sent(driver.tell(Tick(), 1000.0)) == []
-    assert sent(driver.tell(Asked(signal.SIGTERM))) == [(0, signal.SIGTERM)]
+    assert sent(driver.tell(AgentTick(), 1000.0)) == []
+    assert sent(driver.tell(StopAsked(signal.SIGTERM))) == [(0, signal.SIGTERM)]
 
 
 def test_a_plain_script_gets_the_signal_itself() -> None:
     driver = Driver(workers=2)
-    assert sent(driver.tell(Asked(signal.SIGINT))) == [(0, signal.SIGINT), (1, signal.SIGINT)]
+    assert sent(driver.tell(StopAsked(signal.SIGINT))) == [(0, signal.SIGINT), (1, signal.SIGINT)]
     driver.tell(Exited(0, 1))
     driver.tell(Exited(1, -signal.SIGINT))
     driver.tell(CoordinatorEnded(-15, ""))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:2] == (Result.INTERRUPTED, 130)
+    assert driver.machine.outcome[:2] == (RunResult.INTERRUPTED, 130)
 
 
 def test_a_guest_leaves_the_run_to_the_others() -> None:
     driver = Driver(workers=2, owns_coordinator=False)
     driver.open_all()
-    actions = driver.tell(Asked(signal.SIGINT))
+    actions = driver.tell(StopAsked(signal.SIGINT))
     assert sent(actions) == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
     assert AskHalt not in map(type, actions)
     driver.tell(Exited(0, 0))
@@ -350,10 +370,10 @@ def test_a_guest_ends_when_its_workers_have() -> None:
     failed.tell(Exited(0, 0))
     failed.tell(Exited(1, 1))
     assert failed.machine.outcome is not None
-    assert failed.machine.outcome[:3] == (Result.FAILED_LATER, 1, 1)
+    assert failed.machine.outcome[:3] == (RunResult.FAILED_LATER, 1, 1)
     lost = Driver(workers=1, owns_coordinator=False)
     lost.open_all()
-    lost.tell(Orphaned())
+    lost.tell(CoordinatorLost())
     lost.tell(Exited(0, -15))
     assert lost.machine.outcome is not None
     assert lost.machine.outcome.code == 1
@@ -366,7 +386,7 @@ def test_a_guest_of_a_run_that_failed_has_failed_too() -> None:
     driver.tell(AgentDirective(1, 1, "agent", (), True, "ValueError: a fault", failed=True))
     driver.tell(Exited(0, 0))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:2] == (Result.FAILED, 1)
+    assert driver.machine.outcome[:2] == (RunResult.FAILED, 1)
     assert driver.machine.outcome.reason == "ValueError: a fault"
 
 
@@ -402,8 +422,8 @@ def test_a_coordinator_without_room_is_started_again_after_pauses_that_grow_and_
         due_at = driver.machine.wakes_at()
         assert due_at is not None
         pauses.append(due_at - driver.now)
-        assert StartCoordinator() not in driver.tell(Tick(), pauses[-1] - 0.1)
-        assert driver.tell(Tick(), 0.2) == [StartCoordinator()]
+        assert StartCoordinator() not in driver.tell(AgentTick(), pauses[-1] - 0.1)
+        assert driver.tell(AgentTick(), 0.2) == [StartCoordinator()]
     assert pauses[:6] == pytest.approx([0.5, 1.0, 2.0, 4.0, 8.0, 10.0])
     assert max(pauses) == pytest.approx(10.0)
     assert driver.tell(CoordinatorEnded(KILLED, "")) == [StartCoordinator()]
@@ -417,12 +437,12 @@ def test_a_coordinator_that_never_gets_room_lets_the_workers_save_what_they_hold
     driver = Driver(workers=1)
     driver.open_all()
     driver.tell(CoordinatorEnded(FULL, ""))
-    driver.tell(Tick(), 601.0)
+    driver.tell(AgentTick(), 601.0)
     assert Signal(0, signal.SIGTERM) in driver.tell(CoordinatorEnded(FULL, ""))
     driver.tell(Exited(0, HALTED))
     outcome = driver.machine.outcome
     assert outcome is not None
-    assert (outcome.result, outcome.code) == (Result.HALTED, HALTED)
+    assert (outcome.result, outcome.code) == (RunResult.HALTED, HALTED)
     assert "disk of the run's folder is full" in outcome.reason
 
 
@@ -430,10 +450,10 @@ def test_who_asks_for_the_end_while_the_coordinator_waits_for_room_gets_it_when_
     driver = Driver(workers=1)
     driver.open_all()
     driver.tell(CoordinatorEnded(FULL, ""))
-    driver.tell(Asked(signal.SIGINT))
-    assert driver.tell(Tick(), 0.6) == [StartCoordinator()]
+    driver.tell(StopAsked(signal.SIGINT))
+    assert driver.tell(AgentTick(), 0.6) == [StartCoordinator()]
     driver.tell(CoordinatorEnded(FULL, ""))
-    driver.tell(Asked(signal.SIGINT), 1.0)
+    driver.tell(StopAsked(signal.SIGINT), 1.0)
     driver.tell(Exited(0, -15))
     assert driver.machine.outcome is not None, "the second time it is not waited for"
 
@@ -443,13 +463,13 @@ def test_a_coordinator_that_refuses_its_folder_ends_the_run() -> None:
     driver.tell(CoordinatorEnded(2, ""))
     driver.tell(Exited(0, -15))
     assert driver.machine.outcome is not None
-    assert driver.machine.outcome[:2] == (Result.FAILED, 1)
+    assert driver.machine.outcome[:2] == (RunResult.FAILED, 1)
 
 
 @pytest.mark.parametrize("rules", [{"workers": 0}, {"workers": 1, "restarts": -1}])
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"-n 0|--restarts -1"):
-        Rules(**rules)  # type: ignore[arg-type]
+        AgentRules(**rules)  # type: ignore[arg-type]
 
 
 # -- a coordinator that is gone for good -----------------------------------------------------------------------------
@@ -466,12 +486,14 @@ def test_a_coordinator_that_dies_too_often_lets_the_workers_save_what_they_hold(
         Signal(1, signal.SIGTERM),
     ]
     assert not any(isinstance(action, StartCoordinator) for action in actions)
-    assert not [action for action in driver.tell(Tick(), 60.0) if isinstance(action, Signal)], "they have two minutes"
+    assert not [action for action in driver.tell(AgentTick(), 60.0) if isinstance(action, Signal)], (
+        "they have two minutes"
+    )
     driver.tell(Exited(0, HALTED))
     driver.tell(Exited(1, HALTED))
     outcome = driver.machine.outcome
     assert outcome is not None
-    assert (outcome.result, outcome.code) == (Result.HALTED, HALTED)
+    assert (outcome.result, outcome.code) == (RunResult.HALTED, HALTED)
     assert "the coordinator ended 11 times" in outcome.reason
 
 
@@ -480,8 +502,8 @@ def test_workers_that_do_not_end_then_are_killed() -> None:
     driver.open_all()
     for _ in range(11):
         driver.tell(CoordinatorEnded(KILLED, ""), 1.0)
-    driver.tell(Tick(), 121.0)
-    assert Signal(0, signal.SIGKILL) in driver.tell(Tick(), 6.0)
+    driver.tell(AgentTick(), 121.0)
+    assert Signal(0, signal.SIGKILL) in driver.tell(AgentTick(), 6.0)
 
 
 def test_a_guest_whose_workers_halt_starts_none_again_and_ends_its_servers() -> None:
@@ -489,17 +511,17 @@ def test_a_guest_whose_workers_halt_starts_none_again_and_ends_its_servers() -> 
     driver.open_all()
     driver.tell(Exited(0, KILLED))
     driver.tell(Exited(1, HALTED))
-    assert starts(driver.tell(Tick(), 5.0)) == []
+    assert starts(driver.tell(AgentTick(), 5.0)) == []
     assert driver.machine.outcome is None
     assert Signal(2, signal.SIGTERM) in driver.log
     driver.tell(Exited(2, 0))
     outcome = driver.machine.outcome
     assert outcome is not None
-    assert (outcome.result, outcome.code) == (Result.HALTED, HALTED)
+    assert (outcome.result, outcome.code) == (RunResult.HALTED, HALTED)
 
 
 def test_a_plain_script_knows_nothing_of_that() -> None:
     driver = Driver(workers=1)
     for _ in range(11):
         driver.tell(CoordinatorEnded(KILLED, ""), 1.0)
-    assert driver.machine.stage is Stage.FAILING
+    assert driver.machine.stage is SupervisorStage.FAILING

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from paceline.placement.gauge import Window
+from paceline.placement.gauge import LoadWindow
 from paceline.placement.placing import Homes, Site, place
-from paceline.placement.relief import Move, best_move, loads_of
-from paceline.placement.relieving import Relieving, Stuck
+from paceline.placement.relief import RangeMove, best_move, loads_of
+from paceline.placement.relieving import CannotRelieve, Relieving
 
 
 class ReliefWorld:
@@ -34,9 +34,9 @@ class ReliefWorld:
         self.homes: list[Homes] = place([float(size) for size in self.num_bytes], self.sites, num_replicas)
         self.first_homes = list(self.homes)
         self.relieving = Relieving()
-        self.moves: list[Move] = []
-        self.stuck: list[Stuck] = []
-        self._windows = {name: Window() for name in self.sites}
+        self.moves: list[RangeMove] = []
+        self.stuck: list[CannotRelieve] = []
+        self._windows = {name: LoadWindow() for name in self.sites}
         self._known: tuple[list[Homes], list[float], dict[str, dict[int, float]]] = ([], [], {})
 
     def true_costs(self) -> dict[str, dict[int, float]]:
@@ -67,7 +67,7 @@ class ReliefWorld:
         for _ in range(num_rounds):
             self._measure()
             found = self.relieving.look(self._windows, self.homes, self.sites, self.num_bytes)
-            if isinstance(found, Move):
+            if isinstance(found, RangeMove):
                 self.moves.append(found)
                 for number, homes in found.homes.items():
                     self.homes[number] = homes
@@ -80,14 +80,14 @@ class ReliefWorld:
         for name, ranges in self.true_costs().items():
             off = max(0.1, self.random.gauss(1.0, self.noise))
             costs = {number: cost * off * pace / 2 for number, cost in ranges.items()}
-            self._windows[name] = Window(self._windows[name].number + 1, costs)
+            self._windows[name] = LoadWindow(self._windows[name].number + 1, costs)
 
     # -- what came of it ---------------------------------------------------------------------------------------------
 
     def highest(self) -> float:
         return max(loads_of(self.true_costs()).values())
 
-    def best_left(self, above: float) -> Move | None:
+    def best_left(self, above: float) -> RangeMove | None:
         """What could still be gained, by who has more than this."""
         costs = self.true_costs()
         for name, load in loads_of(costs).items():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from relief_worlds import ReliefWorld
 
-from paceline.placement.gauge import ENTER, LEAST, LEAVE, Gauge, Window
+from paceline.placement.gauge import ENTER, LEAST, LEAVE, Gauge, LoadWindow
 from paceline.placement.placing import Site
 from paceline.placement.relief import Rests, best_move
-from paceline.placement.relieving import Relieving, Stuck
+from paceline.placement.relieving import CannotRelieve, Relieving
 
 HERE = {"a": Site(1.0, "h0"), "b": Site(1.0, "h1"), "c": Site(1.0, "h2")}
 
@@ -60,11 +60,11 @@ def test_one_range_that_is_hotter_than_everything_is_told_of_once() -> None:
     relieving = Relieving()
     found = []
     for number in range(1, 60):
-        windows = {"a": Window(number, {0: 0.9, 1: 0.0}), "b": Window(number, {2: 0.1, 3: 0.1})}
+        windows = {"a": LoadWindow(number, {0: 0.9, 1: 0.0}), "b": LoadWindow(number, {2: 0.1, 3: 0.1})}
         sites = {name: HERE[name] for name in "ab"}
         found.append(relieving.look(windows, [("a",), ("a",), ("b",), ("b",)], sites, [1] * 4))
     (told,) = [one for one in found if one is not None]
-    assert isinstance(told, Stuck)
+    assert isinstance(told, CannotRelieve)
     assert (told.server, told.number) == ("a", 0)
 
 
@@ -135,8 +135,8 @@ def test_what_rests_does_not_move_and_rests_longer_each_time() -> None:
 # -- the gauge -------------------------------------------------------------------------------------------------------
 
 
-def windows(number: int, hot: float, other: float = 1.0) -> dict[str, Window]:
-    return {"a": Window(number, {0: hot}), "b": Window(number, {1: other})}
+def windows(number: int, hot: float, other: float = 1.0) -> dict[str, LoadWindow]:
+    return {"a": LoadWindow(number, {0: hot}), "b": LoadWindow(number, {1: other})}
 
 
 def test_a_server_is_hot_after_enough_rounds_and_not_while_one_of_them_is_silent() -> None:
@@ -146,7 +146,7 @@ def test_a_server_is_hot_after_enough_rounds_and_not_while_one_of_them_is_silent
         assert gauge.hot() == []
         assert gauge.take(windows(number, 3.0))
         assert not gauge.take(windows(number, 3.0)), "once"
-        assert not gauge.take({**windows(number, 3.0), "a": Window(number + 1, {0: 9.0})}), "b has said nothing new"
+        assert not gauge.take({**windows(number, 3.0), "a": LoadWindow(number + 1, {0: 9.0})}), "b has said nothing new"
     assert gauge.hot() == ["a"]
     gauge.restart(windows(9, 3.0))
     assert gauge.hot() == []
@@ -163,7 +163,7 @@ def test_other_servers_begin_anew() -> None:
     for number in range(1, 9):
         gauge.take(windows(number, 3.0))
     assert gauge.hot() == ["a"]
-    gauge.take({**windows(9, 3.0), "c": Window(1, {})})
+    gauge.take({**windows(9, 3.0), "c": LoadWindow(1, {})})
     assert gauge.hot() == []
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.placement.placement import Placement, Replica, Replicas
-from paceline.server.keeper import Keeper, Outcome
-from paceline.server.messages import Acknowledged, Answer, Commit, Load, Need, Push, Request
+from paceline.server.keeper import PendingAnswer, RangeKeeper
+from paceline.server.messages import Acknowledged, CommitStep, Load, Need, Push, ServerAnswer, ServerRequest
 from paceline.testing.joint.servers import Entry, ListStore
 
 
@@ -21,7 +21,7 @@ class Group:
     """Servers by name, all of them told of each placement unless a test tells them one by one."""
 
     def __init__(self, names: str, *ranges: Replicas) -> None:
-        self.keepers = {name: Keeper(name, ListStore()) for name in names}
+        self.keepers = {name: RangeKeeper(name, ListStore()) for name in names}
         self.stores: dict[str, ListStore] = {name: keeper._store for name, keeper in self.keepers.items()}  # type: ignore[misc]
         self.version = 0
         self.tell(*ranges)
@@ -37,15 +37,15 @@ class Group:
         self,
         name: str,
         *ranges: int,
-        commit: Commit | None = None,
+        commit: CommitStep | None = None,
         push: Push | None = None,
         pull: Need | None = None,
         parcel: Any = None,
         notes: bool = False,
         orphaned: bool = False,
-    ) -> Outcome:
+    ) -> PendingAnswer:
         version = self.keepers[name].placement.version
-        request = Request(version, ranges or (0,), commit, push, pull, notes=notes, orphaned=orphaned)
+        request = ServerRequest(version, ranges or (0,), commit, push, pull, notes=notes, orphaned=orphaned)
         return self.keepers[name].serve(request, parcel)
 
     def load(
@@ -75,10 +75,10 @@ class Group:
                 found.append(message)
         return found
 
-    def is_free(self, name: str, outcome: Outcome) -> bool:
+    def is_free(self, name: str, outcome: PendingAnswer) -> bool:
         return self.keepers[name].is_released(outcome.waits)
 
-    def answer(self, name: str, outcome: Outcome) -> Answer:
+    def answer(self, name: str, outcome: PendingAnswer) -> ServerAnswer:
         assert self.is_free(name, outcome)
         return self.keepers[name].finish(outcome)
 

@@ -15,11 +15,20 @@ from paceline.placement.evolving import Heard
 from paceline.placement.placement import Placement, Replicas
 from paceline.placement.placing import Site, place
 from paceline.server.client import GroupClient
-from paceline.server.dense import Settings
+from paceline.server.dense import OptimizerSettings
 from paceline.server.errand import Errand
-from paceline.server.messages import Commit, Load, Need, Request, Stage
-from paceline.server.parcels import Detail, Making, Packing, Parcel, Partitions, Rows, TableSettings, UpdateSettings
-from paceline.server.service import Service
+from paceline.server.messages import CommitStep, Load, Need, ServerRequest, StageStep
+from paceline.server.parcels import (
+    Detail,
+    Making,
+    Packing,
+    Parcel,
+    Partitions,
+    TableRows,
+    TableSettings,
+    UpdateSettings,
+)
+from paceline.server.service import ServerService
 from paceline.server.spec import TableSpec
 from paceline.wire.card import Card
 from paceline.wire.deadline import Deadline
@@ -31,7 +40,7 @@ SECRET = b"the secret of a test" * 2
 NUM_DENSE, SIZE = 3, 5  # ranges, and elements of each
 PARTITIONS = Partitions(NUM_DENSE, 4)
 NUM_RANGES = NUM_DENSE + PARTITIONS.count
-SECTION = Settings("SGD", {"lr": 1.0})
+SECTION = OptimizerSettings("SGD", {"lr": 1.0})
 SPEC = TableSpec(name="t", dim=2, init="zeros", optimizer="sgd")
 SETTINGS = msgspec.Raw(msgspec.msgpack.encode(UpdateSettings((SECTION,), (TableSettings("t", {"lr": 1.0}),))))
 IDS = torch.arange(30)
@@ -48,7 +57,7 @@ class Group:
 
     def __init__(self, num_servers: int, num_replicas: int) -> None:
         self._num_replicas = num_replicas
-        self.services: dict[str, Service] = {}
+        self.services: dict[str, ServerService] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.placement = Placement()
         self._endpoint = Endpoint(Credentials(identity(-1), SECRET, "worker"))
@@ -65,7 +74,7 @@ class Group:
         endpoint = Endpoint(Credentials(identity(number), SECRET, "server"))
         name = endpoint.credentials.identity.member
         self.endpoints[name] = endpoint
-        self.services[name] = Service(endpoint, lambda: None)
+        self.services[name] = ServerService(endpoint, lambda: None)
         return name
 
     def close(self, name: str) -> None:
@@ -116,7 +125,7 @@ class Group:
         self.num_loaded += 1
         origin = self.client.placement.ranges[min(empty)].origin
 
-        def pack(request: Request) -> Parcel:
+        def pack(request: ServerRequest) -> Parcel:
             packing = Packing()
             makes = tuple(
                 Making(packing.slice(number, torch.zeros(SIZE)), 0) for number in request.ranges if number < NUM_DENSE
@@ -127,33 +136,35 @@ class Group:
         self.client.run(Errand(empty, push=Load(origin, restored)), pack, "loading", 20.0)
 
     def stage(self, step: int, rank: int = 0, gradient: float = 1.0, generation: int = 1) -> None:
-        self.push(Stage(generation, step, rank), IDS, torch.full((len(IDS), 2), gradient), gradient)
+        self.push(StageStep(generation, step, rank), IDS, torch.full((len(IDS), 2), gradient), gradient)
 
     def push_rows(self, step: int, ids: torch.Tensor) -> None:
         """Gradients of 1 for these rows and all dense ranges."""
-        self.push(Stage(1, step, 0), ids, torch.ones(len(ids), 2), 1.0)
+        self.push(StageStep(1, step, 0), ids, torch.ones(len(ids), 2), 1.0)
 
-    def push(self, push: Stage, ids: torch.Tensor, rows: torch.Tensor, gradient: float = 0.0, table: str = "t") -> None:
-        def pack(request: Request) -> Parcel:
+    def push(
+        self, push: StageStep, ids: torch.Tensor, rows: torch.Tensor, gradient: float = 0.0, table: str = "t"
+    ) -> None:
+        def pack(request: ServerRequest) -> Parcel:
             packing = Packing()
             dense = tuple(
                 packing.slice(number, torch.full((SIZE,), gradient)) for number in request.ranges if number < NUM_DENSE
             )
             mine = torch.isin(PARTITIONS.of(ids.long()), torch.tensor(request.ranges))
-            part = (Rows(table, packing.add(ids[mine]), packing.add(rows[mine])),) if bool(mine.any()) else ()
+            part = (TableRows(table, packing.add(ids[mine]), packing.add(rows[mine])),) if bool(mine.any()) else ()
             return Parcel(Detail(dense=dense, rows=part), packing.tensors)
 
         self.client.run(Errand(range(NUM_RANGES), push=push), pack, f"pushing step {push.step}", 20.0)
 
     def commit(self, step: int, num_ranks: int = 1, generation: int = 1) -> None:
-        commit = Commit(generation, step, num_ranks, 1.0, SETTINGS)
+        commit = CommitStep(generation, step, num_ranks, 1.0, SETTINGS)
         self.client.run(Errand(range(NUM_RANGES), commit=commit), lambda _: Parcel(), f"committing step {step}", 20.0)
 
     def values(self, step: int = 0) -> set[float]:
         """All values of all ranges and rows: one, if everything that was pushed was applied everywhere as often."""
         found: dict[int, torch.Tensor] = {}  # of each range what was said last: what is refused is asked for again
 
-        def pack(request: Request) -> Parcel:
+        def pack(request: ServerRequest) -> Parcel:
             packing, wanted = Packing(), Packing()
             dense, rows = [], []
             for number in request.ranges:
@@ -163,7 +174,7 @@ class Group:
                 else:
                     mine = IDS[PARTITIONS.of(IDS) == number]
                     found[number] = torch.empty((len(mine), 2))
-                    rows.append(Rows("t", packing.add(mine), wanted.add(found[number])))
+                    rows.append(TableRows("t", packing.add(mine), wanted.add(found[number])))
             detail = Detail(wants=tuple(dense), row_wants=tuple(rows), makes_rows=False)
             return Parcel(detail, packing.tensors, wanted.tensors)
 

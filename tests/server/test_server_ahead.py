@@ -14,7 +14,7 @@ from server_helpers import IDS, NUM_RANGES, PARTITIONS, SETTINGS, SPEC, Group, g
 
 from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
-from paceline.server.messages import Commit, Need, Request
+from paceline.server.messages import CommitStep, Need, ServerRequest
 from paceline.server.parcels import Parcel
 from paceline.server.post import Postbox
 from paceline.strategy.served_rows import ServedRows
@@ -41,10 +41,10 @@ def rows_of(group: Group, cache: int = 0) -> Iterator[ServedRows]:
 
 def commit(group: Group, rows: ServedRows, step: int) -> None:
     """As the update of a step does it."""
-    errand = Errand(range(NUM_RANGES), commit=Commit(1, step, 1, 1.0, SETTINGS), pull=Need(step=step))
+    errand = Errand(range(NUM_RANGES), commit=CommitStep(1, step, 1, 1.0, SETTINGS), pull=Need(step=step))
     rows.need = Need(step=step)
 
-    def pack(_: Request) -> Parcel:
+    def pack(_: ServerRequest) -> Parcel:
         return Parcel()
 
     group.client.run(errand, rows.with_ahead(pack), f"step {step}", 20.0)

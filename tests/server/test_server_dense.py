@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.server.dense import ELEMENTWISE, Block, Settings, settings_of
+from paceline.server.dense import ELEMENTWISE, Block, OptimizerSettings, settings_of
 
 ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}, {"maximize": True}],
@@ -38,11 +38,11 @@ def flat(tensors: list[Any]) -> torch.Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def now(optimizer: torch.optim.Optimizer) -> Settings:
+def now(optimizer: torch.optim.Optimizer) -> OptimizerSettings:
     return settings_of(optimizer, optimizer.param_groups[0])
 
 
-def blocks_of(values: torch.Tensor, cuts: list[int], group: Settings) -> list[Block]:
+def blocks_of(values: torch.Tensor, cuts: list[int], group: OptimizerSettings) -> list[Block]:
     return [Block(values[low:high].clone(), 0, group) for low, high in itertools.pairwise(cuts)]
 
 
@@ -123,7 +123,7 @@ def test_wherever_it_is_cut_and_whatever_is_unused(schedule: list[set[int]], inn
 
 
 def test_unused_parts_keep_every_bit_of_values_and_state() -> None:
-    block = Block(torch.randn(8), 0, Settings("Adam", {"lr": 0.1, "weight_decay": 0.5}))
+    block = Block(torch.randn(8), 0, OptimizerSettings("Adam", {"lr": 0.1, "weight_decay": 0.5}))
     block.update(torch.randn(8), block._settings)
     before = {"values": block.values.clone(), **{name: value.clone() for name, value in block.state().items()}}
     block.update(torch.randn(8), block._settings, [(2, 5)])
@@ -155,6 +155,6 @@ def test_optimizers_that_cannot_be_cut_are_refused_by_name(kind: Any) -> None:
 
 
 def test_a_state_of_another_size_is_refused() -> None:
-    block = Block(torch.zeros(4), 0, Settings("Adam", {"lr": 0.1}))
+    block = Block(torch.zeros(4), 0, OptimizerSettings("Adam", {"lr": 0.1}))
     with pytest.raises(ValueError, match=r"exp_avg has the shape \(3,\)"):
         block.load_state({"step": torch.ones(1), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(4)})

@@ -6,7 +6,7 @@ import pytest
 from keeper_cases import Group, replicas
 
 from paceline.placement.placement import Replica, Replicas
-from paceline.server.messages import Apply, Commit, Fence, Load, Need, Refusal, Request, Stage
+from paceline.server.messages import ApplyLease, CommitStep, Fence, Load, Need, Refusal, ServerRequest, StageStep
 
 # -- who may ask for what ----------------------------------------------------------------------------------------------
 
@@ -14,13 +14,13 @@ from paceline.server.messages import Apply, Commit, Fence, Load, Need, Refusal, 
 def test_only_the_primary_serves_and_others_say_that_it_moved() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    assert group.ask("b", push=Apply(0, 0)).answer.pushed == {0: Refusal.MOVED}
-    assert group.ask("a", push=Apply(0, 0)).answer.pushed == {}
+    assert group.ask("b", push=ApplyLease(0, 0)).answer.pushed == {0: Refusal.MOVED}
+    assert group.ask("a", push=ApplyLease(0, 0)).answer.pushed == {}
 
 
 def test_who_goes_by_a_newer_placement_than_the_server_asks_again_later() -> None:
     group = Group("a", replicas("z"))
-    outcome = group.keepers["a"].serve(Request(group.version + 1, (0, 7), push=Apply(0, 0)), None)
+    outcome = group.keepers["a"].serve(ServerRequest(group.version + 1, (0, 7), push=ApplyLease(0, 0)), None)
     assert outcome.answer.pushed == {0: Refusal.EARLY, 7: Refusal.EARLY}
 
 
@@ -30,13 +30,13 @@ def test_who_is_of_another_founding_than_the_server_changes_and_sees_nothing() -
     group.load("a")
     keeper = group.keepers["a"]
     began, version = keeper.placement.began, group.version
-    newer = Request(version + 1, (0,), push=Apply(0, 0), pull=Need(), began=version + 1)
+    newer = ServerRequest(version + 1, (0,), push=ApplyLease(0, 0), pull=Need(), began=version + 1)
     assert keeper.serve(newer, None).answer.pushed == {0: Refusal.EARLY}
     assert keeper.serve(newer, None).answer.pulled == {0: Refusal.EARLY}
-    older = Request(version, (0,), push=Apply(0, 0), pull=Need(), began=began - 5)
+    older = ServerRequest(version, (0,), push=ApplyLease(0, 0), pull=Need(), began=began - 5)
     assert keeper.serve(older, None).answer.pushed == {0: Refusal.MOVED}
     assert group.log("a") == []
-    same = Request(version, (0,), push=Apply(0, 0), began=began)
+    same = ServerRequest(version, (0,), push=ApplyLease(0, 0), began=began)
     assert not keeper.serve(same, None).answer.pushed
     assert group.log("a") == [("lease", 0, 0)]
 
@@ -45,7 +45,7 @@ def test_a_range_is_empty_until_it_is_loaded_and_is_loaded_once() -> None:
     group = Group("a", replicas("a"))
     assert group.ask("a", pull=Need()).answer.pulled == {0: Refusal.EMPTY}
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     assert not group.ask("a", push=Load(1), parcel=[("since", 1, 0)]).answer.pushed
     assert group.log("a") == [("lease", 0, 0)]
 
@@ -59,7 +59,7 @@ def test_a_load_for_another_origin_changes_nothing() -> None:
 def test_each_range_of_a_request_is_judged_for_itself() -> None:
     group = Group("ab", replicas("a"), replicas("b"), replicas("a"))
     group.load("a", 0)
-    outcome = group.ask("a", 0, 1, 2, push=Apply(0, 0), pull=Need())
+    outcome = group.ask("a", 0, 1, 2, push=ApplyLease(0, 0), pull=Need())
     assert outcome.answer.pushed == {1: Refusal.MOVED, 2: Refusal.EMPTY}
     assert outcome.parcel == {0: (("since", 1, 0), ("lease", 0, 0))}
 
@@ -78,7 +78,7 @@ def test_states_of_ranges_go_one_at_a_time_and_the_last_one_has_all_that_came_me
     group.load("a", 0, 1, 2)
     group.tell(*[replicas("a", joining=[("b", 2)]) for _ in range(3)])
     assert states_in(group, "a", "b") == [0]
-    outcome = group.ask("a", 0, 2, push=Apply(0, 0))
+    outcome = group.ask("a", 0, 2, push=ApplyLease(0, 0))
     assert not group.is_free("a", outcome), "b has, or will have, range 0"
     group.deliver("a", most=1)
     assert states_in(group, "a", "b") == [1], "behind the push"
@@ -94,8 +94,8 @@ def test_who_waits_for_a_range_that_is_not_brought_up_yet_waits_for_nobody() -> 
     group = Group("ab", replicas("a"), replicas("a"))
     group.load("a", 0, 1)
     group.tell(replicas("a", joining=[("b", 2)]), replicas("a", joining=[("b", 2)]))
-    assert group.is_free("a", group.ask("a", 1, push=Apply(0, 0)))
-    assert not group.is_free("a", group.ask("a", 0, push=Apply(0, 0)))
+    assert group.is_free("a", group.ask("a", 1, push=ApplyLease(0, 0)))
+    assert not group.is_free("a", group.ask("a", 0, push=ApplyLease(0, 0)))
 
 
 def test_a_range_that_is_to_be_brought_up_no_more_is_not() -> None:
@@ -114,45 +114,45 @@ def test_a_lease_counts_once() -> None:
     group = Group("a", replicas("a"))
     group.load("a")
     for _ in range(3):
-        assert not group.ask("a", push=Apply(0, 4)).answer.pushed
+        assert not group.ask("a", push=ApplyLease(0, 4)).answer.pushed
     assert group.log("a") == [("lease", 0, 4)]
 
 
 def test_a_lease_counts_once_after_the_death_of_the_primary() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    group.ask("a", push=Apply(0, 4))
+    group.ask("a", push=ApplyLease(0, 4))
     group.deliver("a")  # and a dies before it answers
     group.tell(replicas("b"), who="b")
-    assert not group.ask("b", push=Apply(0, 4)).answer.pushed
+    assert not group.ask("b", push=ApplyLease(0, 4)).answer.pushed
     assert group.log("b") == [("lease", 0, 4)]
 
 
 def test_a_lease_counts_once_where_the_range_was_brought() -> None:
     group = Group("ab", replicas("a"))
     group.load("a")
-    group.ask("a", push=Apply(0, 4))
+    group.ask("a", push=ApplyLease(0, 4))
     group.tell(replicas("a", joining=[("b", 2)]))
     group.deliver("a")
     group.tell(replicas("b", since=2))
-    group.ask("b", push=Apply(0, 4))
+    group.ask("b", push=ApplyLease(0, 4))
     assert group.log("b") == [("lease", 0, 4)]
 
 
 def test_a_lease_of_an_epoch_that_is_over_is_done() -> None:
     group = Group("a", replicas("a"))
     group.load("a")
-    group.ask("a", push=Apply(1, 0))
-    assert not group.ask("a", push=Apply(0, 7)).answer.pushed
+    group.ask("a", push=ApplyLease(1, 0))
+    assert not group.ask("a", push=ApplyLease(0, 7)).answer.pushed
     assert group.log("a") == [("lease", 1, 0)]
 
 
 def test_a_pull_waits_for_the_leases_that_it_must_see() -> None:
     group = Group("a", replicas("a"))
     group.load("a")
-    group.ask("a", push=Apply(0, 1))
+    group.ask("a", push=ApplyLease(0, 1))
     assert group.ask("a", pull=Need(epoch=0, prefix=2)).answer.pulled == {0: Refusal.EARLY}
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     assert not group.ask("a", pull=Need(epoch=0, prefix=2)).answer.pulled
 
 
@@ -175,10 +175,10 @@ def test_what_is_known_to_be_done_is_waited_for_where_nothing_was_lost() -> None
 def test_what_is_staged_counts_by_a_commit_that_finds_all_ranks() -> None:
     group = Group("a", replicas("a"))
     group.load("a")
-    group.ask("a", push=Stage(1, 1, 0), parcel="zero")
-    assert group.ask("a", commit=Commit(1, 1, 2, 1.0)).answer.pushed == {0: Refusal.EARLY}
-    group.ask("a", push=Stage(1, 1, 1), parcel="one")
-    assert not group.ask("a", commit=Commit(1, 1, 2, 1.0), pull=Need(step=1)).answer.pulled
+    group.ask("a", push=StageStep(1, 1, 0), parcel="zero")
+    assert group.ask("a", commit=CommitStep(1, 1, 2, 1.0)).answer.pushed == {0: Refusal.EARLY}
+    group.ask("a", push=StageStep(1, 1, 1), parcel="one")
+    assert not group.ask("a", commit=CommitStep(1, 1, 2, 1.0), pull=Need(step=1)).answer.pulled
     assert group.log("a") == [("step", 1, ((0, "zero"), (1, "one")))]
 
 
@@ -186,8 +186,8 @@ def test_a_commit_and_a_push_come_again_and_count_once() -> None:
     group = Group("a", replicas("a"))
     group.load("a")
     for _ in range(2):
-        assert not group.ask("a", push=Stage(1, 1, 0), parcel="zero").answer.pushed
-        assert not group.ask("a", commit=Commit(1, 1, 1, 1.0)).answer.pushed
+        assert not group.ask("a", push=StageStep(1, 1, 0), parcel="zero").answer.pushed
+        assert not group.ask("a", commit=CommitStep(1, 1, 1, 1.0)).answer.pushed
     assert group.log("a") == [("step", 1, ((0, "zero"),))]
 
 
@@ -200,11 +200,11 @@ def test_a_pull_waits_for_the_step_that_it_must_see() -> None:
 def test_a_later_generation_does_the_step_again_and_the_earlier_one_is_over() -> None:
     group = Group("a", replicas("a"))
     group.load("a")
-    group.ask("a", push=Stage(1, 1, 0), parcel="old")
-    group.ask("a", push=Stage(2, 1, 0), parcel="new")
-    assert group.ask("a", push=Stage(1, 1, 1), parcel="old").answer.pushed == {0: Refusal.STALE}
-    assert group.ask("a", commit=Commit(1, 1, 1, 1.0)).answer.pushed == {0: Refusal.STALE}
-    assert not group.ask("a", commit=Commit(2, 1, 1, 1.0)).answer.pushed
+    group.ask("a", push=StageStep(1, 1, 0), parcel="old")
+    group.ask("a", push=StageStep(2, 1, 0), parcel="new")
+    assert group.ask("a", push=StageStep(1, 1, 1), parcel="old").answer.pushed == {0: Refusal.STALE}
+    assert group.ask("a", commit=CommitStep(1, 1, 1, 1.0)).answer.pushed == {0: Refusal.STALE}
+    assert not group.ask("a", commit=CommitStep(2, 1, 1, 1.0)).answer.pushed
     assert group.log("a") == [("step", 1, ((0, "new"),))]
     assert group.stores["a"].staged[0] == {}
 
@@ -212,12 +212,12 @@ def test_a_later_generation_does_the_step_again_and_the_earlier_one_is_over() ->
 def test_who_does_a_step_again_hears_of_which_attempt_it_was_made_and_makes_it_everywhere() -> None:
     group = Group("a", replicas("a"), replicas("a"))
     group.load("a", 0, 1)
-    group.ask("a", 0, 1, push=Stage(1, 1, 0), parcel="old")
-    commit = Commit(1, 1, 1, 1.0)
+    group.ask("a", 0, 1, push=StageStep(1, 1, 0), parcel="old")
+    commit = CommitStep(1, 1, 1, 1.0)
     group.ask("a", 0, commit=commit)  # and its worker dies before it has told the other range
     outcome = group.ask("a", 0, 1, push=Fence(2, 1))
     assert group.answer("a", outcome).counted == {0: commit}
-    assert not group.ask("a", 0, 1, commit=Commit(1, 1, 1, 1.0, by=2)).answer.pushed
+    assert not group.ask("a", 0, 1, commit=CommitStep(1, 1, 1, 1.0, by=2)).answer.pushed
     assert group.log("a", 0) == group.log("a", 1) == [("step", 1, ((0, "old"),))]
     assert group.stores["a"].staged == {0: {}, 1: {}}
 
@@ -225,8 +225,8 @@ def test_who_does_a_step_again_hears_of_which_attempt_it_was_made_and_makes_it_e
 def test_what_was_lost_in_the_middle_of_a_step_does_not_stop_it() -> None:
     group = Group("a", replicas("a"))
     group.load("a", restored=True, step=3)
-    group.ask("a", push=Stage(1, 4, 1), parcel="one")  # what rank 0 staged was lost
-    assert not group.ask("a", commit=Commit(1, 4, 2, 1.0), pull=Need(step=4)).answer.pulled
+    group.ask("a", push=StageStep(1, 4, 1), parcel="one")  # what rank 0 staged was lost
+    assert not group.ask("a", commit=CommitStep(1, 4, 2, 1.0), pull=Need(step=4)).answer.pulled
     assert group.log("a") == []
     assert group.stores["a"].staged[0] == {}
 
@@ -234,11 +234,11 @@ def test_what_was_lost_in_the_middle_of_a_step_does_not_stop_it() -> None:
 def test_later_steps_of_a_restored_range_are_made_of_whole_attempts_or_lost_too() -> None:
     group = Group("a", replicas("a"))
     group.load("a", restored=True, step=3)
-    group.ask("a", push=Stage(1, 4, 0), parcel="zero")
-    group.ask("a", commit=Commit(1, 4, 1, 1.0))
-    assert not group.ask("a", commit=Commit(1, 5, 1, 1.0)).answer.pushed  # staged at who was taken for dead
-    group.ask("a", push=Stage(1, 6, 0), parcel="zero")
-    group.ask("a", commit=Commit(1, 6, 1, 1.0))
+    group.ask("a", push=StageStep(1, 4, 0), parcel="zero")
+    group.ask("a", commit=CommitStep(1, 4, 1, 1.0))
+    assert not group.ask("a", commit=CommitStep(1, 5, 1, 1.0)).answer.pushed  # staged at who was taken for dead
+    group.ask("a", push=StageStep(1, 6, 0), parcel="zero")
+    group.ask("a", commit=CommitStep(1, 6, 1, 1.0))
     assert [entry[1] for entry in group.log("a")] == [4, 6]
 
 
@@ -248,7 +248,7 @@ def test_later_steps_of_a_restored_range_are_made_of_whole_attempts_or_lost_too(
 def test_an_answer_is_free_when_all_replicas_have_what_it_speaks_of() -> None:
     group = Group("abc", replicas("a", "b", joining=[("c", 1)]))
     group.load("a")
-    outcome = group.ask("a", push=Apply(0, 0))
+    outcome = group.ask("a", push=ApplyLease(0, 0))
     assert not group.is_free("a", outcome)
     group.deliver("a", "b")
     assert not group.is_free("a", outcome)
@@ -260,7 +260,7 @@ def test_an_answer_is_free_when_all_replicas_have_what_it_speaks_of() -> None:
 def test_nothing_is_shown_that_a_backup_does_not_have() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     outcome = group.ask("a", pull=Need())
     assert not group.is_free("a", outcome)
     group.deliver("a")
@@ -270,7 +270,7 @@ def test_nothing_is_shown_that_a_backup_does_not_have() -> None:
 def test_who_is_gone_is_waited_for_until_a_placement_says_so() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    outcome = group.ask("a", push=Apply(0, 0))
+    outcome = group.ask("a", push=ApplyLease(0, 0))
     group.tell(replicas("a"), who="a")
     assert not group.answer("a", outcome).pushed
 
@@ -279,7 +279,7 @@ def test_an_answer_does_not_wait_for_a_link_that_is_no_more() -> None:
     group = Group("ab", replicas("a", "b"), replicas("b", "a"))
     group.load("a", 0)
     group.load("b", 1)
-    outcome = group.ask("a", 0, push=Apply(0, 0))
+    outcome = group.ask("a", 0, push=ApplyLease(0, 0))
     group.tell(replicas("a"), replicas("b", "a"), who="a")  # b is let go,
     group.tell(replicas("a"), replicas("a", "b"), who="a")  # and backs up what it has handed over
     assert not group.answer("a", outcome).pushed
@@ -288,7 +288,7 @@ def test_an_answer_does_not_wait_for_a_link_that_is_no_more() -> None:
 def test_what_moved_before_the_answer_was_free_is_to_be_asked_for_again() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    outcome = group.ask("a", push=Apply(0, 0), pull=Need())
+    outcome = group.ask("a", push=ApplyLease(0, 0), pull=Need())
     group.tell(replicas("b", joining=[("a", 2)]))
     answer = group.answer("a", outcome)
     assert answer.pushed == answer.pulled == {0: Refusal.MOVED}
@@ -300,7 +300,7 @@ def test_what_moved_before_the_answer_was_free_is_to_be_asked_for_again() -> Non
 def test_a_forward_that_comes_again_counts_once() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     ((forward, parcel),) = group.keepers["a"].links["b"].queue
     for _ in range(2):
         assert group.keepers["b"].take("a", forward, parcel).refused == ()
@@ -311,7 +311,7 @@ def test_a_forward_that_comes_again_counts_once() -> None:
 def test_forwards_of_who_is_not_primary_any_more_are_refused_however_often_they_come(times: int) -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    outcome = group.ask("a", push=Apply(0, 0))
+    outcome = group.ask("a", push=ApplyLease(0, 0))
     group.tell(replicas("b"), who="b")  # a was taken for dead
     ((forward, parcel),) = group.keepers["a"].links["b"].queue
     for _ in range(times):
@@ -325,7 +325,7 @@ def test_forwards_of_who_is_not_primary_any_more_are_refused_however_often_they_
 def test_a_refusal_holds_until_the_version_by_which_it_was_made() -> None:
     group = Group("abc", replicas("a", "b", "c"))
     group.load("a")
-    outcome = group.ask("a", push=Apply(0, 0))
+    outcome = group.ask("a", push=ApplyLease(0, 0))
     second = group.tell(replicas("a", "b", "c"), who="c")
     group.tell(replicas("b", joining=[("c", 3)]), who="b")
     group.deliver("a", "b")
@@ -337,7 +337,7 @@ def test_a_refusal_holds_until_the_version_by_which_it_was_made() -> None:
 def test_a_forward_from_before_a_tenure_is_not_for_it() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     ((forward, parcel),) = group.keepers["a"].links["b"].queue
     group.tell(replicas("a"))
     group.tell(replicas("a", joining=[("b", 3)]))
@@ -350,10 +350,10 @@ def test_a_forward_from_before_a_tenure_is_not_for_it() -> None:
 def test_who_joins_has_everything_when_it_has_the_snapshot() -> None:
     group = Group("ab", replicas("a"))
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
-    group.ask("a", push=Stage(1, 1, 0), parcel="zero")
+    group.ask("a", push=ApplyLease(0, 0))
+    group.ask("a", push=StageStep(1, 1, 0), parcel="zero")
     group.tell(replicas("a", joining=[("b", 2)]))
-    group.ask("a", push=Apply(0, 1))
+    group.ask("a", push=ApplyLease(0, 1))
     assert group.keepers["b"].heard().synced == frozenset()
     group.deliver("a", most=1)
     assert group.keepers["b"].heard().synced == {0}
@@ -365,7 +365,7 @@ def test_who_joins_has_everything_when_it_has_the_snapshot() -> None:
 def test_changes_before_the_snapshot_are_not_made_by_who_joins() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     ((forward, parcel),) = group.keepers["a"].links["b"].queue
     group.tell(replicas("a", joining=[("b", 2)]), who="b")
     group.keepers["b"].take("a", forward, parcel)
@@ -375,7 +375,7 @@ def test_changes_before_the_snapshot_are_not_made_by_who_joins() -> None:
 def test_who_is_brought_up_anew_forgets_what_it_had() -> None:
     group = Group("abc", replicas("a", "b", "c"))
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     group.deliver("a", "c")  # and not to b, who is primary then
     group.tell(replicas("b", joining=[("c", 2)]), who="bc")
     assert 0 not in group.stores["c"].logs
@@ -389,7 +389,7 @@ def test_a_range_that_was_lost_starts_empty_and_can_be_loaded_with_what_is_known
     group.tell(replicas("b", since=2, origin=2))
     assert group.ask("b", pull=Need()).answer.pulled == {0: Refusal.EMPTY}
     group.load("b", restored=True, epoch=1, prefix=4)
-    assert not group.ask("b", push=Apply(1, 3)).answer.pushed
+    assert not group.ask("b", push=ApplyLease(1, 3)).answer.pushed
     assert group.log("b") == []
     assert not group.ask("b", pull=Need(epoch=1, prefix=4)).answer.pulled
 
@@ -400,9 +400,9 @@ def test_a_range_that_was_lost_starts_empty_and_can_be_loaded_with_what_is_known
 def test_a_hand_over_takes_nothing_new_and_is_said_when_nothing_is_under_way() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     group.tell(replicas("a", "b", handing="b", handing_since=2))
-    assert group.ask("a", push=Apply(0, 1)).answer.pushed == {0: Refusal.EARLY}
+    assert group.ask("a", push=ApplyLease(0, 1)).answer.pushed == {0: Refusal.EARLY}
     assert group.keepers["a"].heard().handed == frozenset()
     group.deliver("a")
     assert group.keepers["a"].heard().handed == {0}
@@ -412,18 +412,18 @@ def test_a_hand_over_does_not_wait_for_other_ranges() -> None:
     group = Group("ab", replicas("a", "b"), replicas("a", "b"))
     group.load("a", 0, 1)
     group.tell(replicas("a", "b", handing="b", handing_since=2), replicas("a", "b"))
-    group.ask("a", 1, push=Apply(0, 0))
+    group.ask("a", 1, push=ApplyLease(0, 0))
     assert group.keepers["a"].heard().handed == {0}
 
 
 def test_the_old_primary_backs_up_the_new_one_with_what_it_has() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     group.deliver("a")
     group.tell(replicas("a", "b", handing="b", handing_since=2))
     group.tell(replicas("b", "a"))
-    outcome = group.ask("b", push=Apply(0, 1))
+    outcome = group.ask("b", push=ApplyLease(0, 1))
     assert not group.is_free("b", outcome)
     group.deliver("b")
     assert group.log("a") == group.log("b") == [("lease", 0, 0), ("lease", 0, 1)]
@@ -436,22 +436,22 @@ def test_leases_that_a_restored_range_never_got_are_named_whoever_asked_first() 
     """A pull of rows asks for no records, and its answer may be lost: what it makes count is told to the next one."""
     group = Group("a", replicas("a"))
     group.load("a", restored=True, epoch=1, prefix=2, num_leases=10)
-    group.ask("a", push=Apply(1, 4))
+    group.ask("a", push=ApplyLease(1, 4))
     need = Need(epoch=1, prefix=6, settled=6)
     first = group.ask("a", pull=need).answer
     assert (first.pulled, first.forgone) == ({}, {})
     for _ in range(2):
         assert group.ask("a", pull=need, notes=True).answer.forgone == {0: ((13, 14), (16, 16))}
-    assert group.ask("a", push=Apply(1, 6), pull=Need(), notes=True).answer.forgone == {0: ((13, 14), (16, 16))}
+    assert group.ask("a", push=ApplyLease(1, 6), pull=Need(), notes=True).answer.forgone == {0: ((13, 14), (16, 16))}
 
 
 @pytest.mark.parametrize("begins", ["a push", "a pull"])
 def test_what_a_restored_range_lacks_of_an_epoch_is_named_when_the_next_one_has_begun(begins: str) -> None:
     group = Group("a", replicas("a"))
     group.load("a", restored=True, epoch=0, prefix=7, num_leases=10)
-    group.ask("a", push=Apply(0, 8))
+    group.ask("a", push=ApplyLease(0, 8))
     if begins == "a push":
-        group.ask("a", push=Apply(2, 0))
+        group.ask("a", push=ApplyLease(2, 0))
     else:
         group.ask("a", pull=Need(epoch=2))
     assert group.ask("a", pull=Need(), notes=True).answer.forgone == {0: ((8, 8), (10, 20))}
@@ -460,7 +460,7 @@ def test_what_a_restored_range_lacks_of_an_epoch_is_named_when_the_next_one_has_
 def test_a_backup_and_whoever_gets_the_state_from_it_name_what_the_primary_had_lost() -> None:
     group = Group("abc", replicas("a", "b"))
     group.load("a", restored=True, num_leases=10)
-    group.ask("a", push=Apply(1, 0))
+    group.ask("a", push=ApplyLease(1, 0))
     group.deliver("a")
     group.tell(replicas("b", joining=[("c", 2)]))
     group.deliver("b")
@@ -471,9 +471,9 @@ def test_a_backup_and_whoever_gets_the_state_from_it_name_what_the_primary_had_l
 def test_a_step_whose_pushes_are_gone_is_named_by_every_commit_from_then_on() -> None:
     group = Group("a", replicas("a"))
     group.load("a", restored=True, step=3)
-    group.ask("a", push=Stage(1, 4, 0))
+    group.ask("a", push=StageStep(1, 4, 0))
     for _ in range(2):
-        assert group.ask("a", commit=Commit(1, 4, 2, 1.0)).answer.forgone == {0: ((4, 4),)}
+        assert group.ask("a", commit=CommitStep(1, 4, 2, 1.0)).answer.forgone == {0: ((4, 4),)}
 
 
 def test_of_ranges_that_were_not_lost_nothing_is_given_up() -> None:
@@ -491,9 +491,9 @@ def test_a_backup_makes_for_an_orphan_the_step_that_all_had_staged_and_shows_it(
     group = Group("ab", replicas("a", "b"))
     group.load("a")
     for rank in (0, 1):
-        group.ask("a", push=Stage(1, 1, rank), parcel=f"of {rank}")
+        group.ask("a", push=StageStep(1, 1, rank), parcel=f"of {rank}")
     group.deliver("a")
-    commit = Commit(1, 1, 2, 1.0)
+    commit = CommitStep(1, 1, 2, 1.0)
     outcome = group.ask("b", commit=commit, pull=Need(step=1), notes=True, orphaned=True)
     made = ("step", 1, ((0, "of 0"), (1, "of 1")))
     answer = group.answer("b", outcome)
@@ -510,7 +510,7 @@ def test_a_backup_makes_for_an_orphan_the_step_that_all_had_staged_and_shows_it(
 def test_an_orphan_does_not_wait_for_copies_on_the_host_that_is_lost() -> None:
     group = Group("ab", replicas("a", "b"))
     group.load("a")
-    group.ask("a", push=Apply(0, 0))
+    group.ask("a", push=ApplyLease(0, 0))
     assert not group.is_free("a", group.ask("a", pull=Need()))
     outcome = group.ask("a", pull=Need(), orphaned=True)
     assert group.answer("a", outcome).pulled == {}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.server import layout as layouts
-from paceline.server.layout import Layout, lay_out
+from paceline.server.layout import RangeLayout, lay_out
 from paceline.server.parcels import Partitions
 
 Sizes = list[tuple[int, int, bool]]  # of each parameter: how many elements, in which group, whether in float64
@@ -16,7 +16,7 @@ Sizes = list[tuple[int, int, bool]]  # of each parameter: how many elements, in 
 sizes = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 2), st.booleans()), min_size=1, max_size=12)
 
 
-def cut(drawn: Sizes, *, has_tables: bool = False) -> tuple[Layout, dict[str, torch.Tensor]]:
+def cut(drawn: Sizes, *, has_tables: bool = False) -> tuple[RangeLayout, dict[str, torch.Tensor]]:
     parameters = {
         f"p{number}": torch.nn.Parameter(torch.zeros(size, dtype=torch.float64 if is_double else torch.float32))
         for number, (size, _, is_double) in enumerate(drawn)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.server.messages import Commit, Load, Stage
+from paceline.server.messages import CommitStep, Load, StageStep
 from paceline.server.metering import FEWEST, LONGEST_S, WINDOW_S, Meter, touched_bytes
-from paceline.server.parcels import Detail, Parcel, Partitions, Rows, Slice
+from paceline.server.parcels import Detail, Parcel, Partitions, Slice, TableRows
 
 PARTITIONS = Partitions(2, 4)
 
@@ -64,9 +64,9 @@ def test_a_window_needs_time_and_requests(clock: Clock) -> None:
 
 def test_the_time_of_a_commit_goes_to_what_was_staged(clock: Clock) -> None:
     meter = Meter(clock, part=1.0)
-    meter.add(0.0, (0, 1), dense(10, 30), None, push=Stage(1, 1, 0))
-    meter.add(0.0, (0, 1), dense(10, 0), None, push=Stage(1, 1, 1))
-    commit = Commit(1, 1, 2, 1.0)
+    meter.add(0.0, (0, 1), dense(10, 30), None, push=StageStep(1, 1, 0))
+    meter.add(0.0, (0, 1), dense(10, 0), None, push=StageStep(1, 1, 1))
+    commit = CommitStep(1, 1, 2, 1.0)
     meter.add(0.5, (0, 1), Parcel(), None, commit=commit)
     wanting = Parcel(Detail(wants=(Slice(0, 0, 0, 5),)), [], [torch.zeros(5)])
     meter.add(0.1, (0, 1), wanting, None, commit=commit)
@@ -87,7 +87,7 @@ def test_what_is_loaded_or_moved_makes_busy_and_is_no_cost(clock: Clock) -> None
 def test_rows_count_for_the_ranges_of_their_ids() -> None:
     ids = torch.arange(1000)
     parcel = Parcel(
-        Detail(rows=(Rows("t", 0, 1),), row_wants=(Rows("t", 0, 0),)),
+        Detail(rows=(TableRows("t", 0, 1),), row_wants=(TableRows("t", 0, 0),)),
         [ids, torch.zeros(1000, 4)],
         [torch.zeros(1000, 2)],
     )
@@ -101,14 +101,14 @@ def test_rows_count_for_the_ranges_of_their_ids() -> None:
 
 def test_of_many_ids_some_tell_of_all() -> None:
     ids = torch.arange(100_000)
-    parcel = Parcel(Detail(rows=(Rows("t", 0, 1),)), [ids, torch.zeros(100_000, 1)])
+    parcel = Parcel(Detail(rows=(TableRows("t", 0, 1),)), [ids, torch.zeros(100_000, 1)])
     found = touched_bytes(range(6), parcel, PARTITIONS)
     assert sum(found.values()) == pytest.approx(400_000, rel=0.01)
     assert max(found.values()) < 1.2 * min(found.values())
 
 
 def test_a_replica_is_not_sent_what_is_wanted() -> None:
-    detail = Detail(wants=(Slice(0, 0, 0, 5),), row_wants=(Rows("t", 0, 0),))
+    detail = Detail(wants=(Slice(0, 0, 0, 5),), row_wants=(TableRows("t", 0, 0),))
     assert touched_bytes((0, 2), Parcel(detail, [torch.arange(3)]), PARTITIONS) == {}
 
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from server_helpers import IDS, NUM_RANGES, group_of, identity, in_thread
 
-from paceline.errors import DeadlineExceeded, PacelineError
+from paceline.errors import DeadlineExceeded, PacelineError, RequestRefused, Unserved
 from paceline.server import client as clients
 from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
-from paceline.server.errors import RequestRefused, Superseded, Unserved
-from paceline.server.messages import Fence, Need, Stage
+from paceline.server.errors import Superseded
+from paceline.server.messages import Fence, Need, StageStep
 from paceline.server.parcels import Parcel
 from paceline.server.store import TensorStore
 from paceline.wire.endpoint import Endpoint
@@ -153,7 +153,7 @@ def test_what_cannot_be_applied_is_refused_and_nothing_is_changed(
     with group_of(2, 2) as group:
         group.values()
         with pytest.raises(RequestRefused, match=rf"pushing step 1: server \w+ refused: ValueError: .*{message}"):
-            group.push(Stage(1, 1, 0), ids, rows, 1.0, table)
+            group.push(StageStep(1, 1, 0), ids, rows, 1.0, table)
         group.stage(1, gradient=2.0)  # whoever took its part of the bad push has it; others take this one
         assert group.values() == {0.0}, "nothing counts before its commit"
         assert {service.store.num_keys for service in group.services.values()} == {0}

@@ -6,24 +6,24 @@ import msgspec
 import pytest
 import torch
 
-from paceline.server.dense import Settings
-from paceline.server.messages import Apply, Commit, Stage
+from paceline.server.dense import OptimizerSettings
+from paceline.server.messages import ApplyLease, CommitStep, StageStep
 from paceline.server.parcels import (
     Detail,
     Making,
     Packing,
     Parcel,
     Partitions,
-    Rows,
     Slice,
     Squares,
+    TableRows,
     TableSettings,
     UpdateSettings,
 )
 from paceline.server.spec import TableSpec
 from paceline.server.store import TensorStore
 
-SECTION = Settings("SGD", {"lr": 0.1})
+SECTION = OptimizerSettings("SGD", {"lr": 0.1})
 SPEC = TableSpec(name="t", dim=2, init="zeros", optimizer="sgd")
 PARTITIONS = Partitions(2, 4)
 EVERYTHING = range(6)
@@ -51,16 +51,16 @@ def loaded(ranges: range | list[int] = EVERYTHING, spec: TableSpec = SPEC) -> Te
 def push(dense: dict[int, torch.Tensor], ids: torch.Tensor | None = None, rows: torch.Tensor | None = None) -> Parcel:
     packing = Packing()
     slices = tuple(packing.slice(number, gradient) for number, gradient in dense.items())
-    found: tuple[Rows, ...] = ()
+    found: tuple[TableRows, ...] = ()
     if ids is not None:
         values = torch.ones(len(ids), 2) if rows is None else rows
-        found = (Rows("t", packing.add(ids), packing.add(values)),)
+        found = (TableRows("t", packing.add(ids), packing.add(values)),)
     return Parcel(Detail(dense=slices, rows=found), packing.tensors)
 
 
 def rows_of(store: TensorStore, ids: torch.Tensor, ranges: range | list[int] = EVERYTHING) -> torch.Tensor:
     out = torch.zeros(len(ids), 2)
-    detail = Detail(row_wants=(Rows("t", 0, 0),), makes_rows=False)
+    detail = Detail(row_wants=(TableRows("t", 0, 0),), makes_rows=False)
     store.pull(ranges, Parcel(detail, [ids], [out]))
     return out
 
@@ -89,9 +89,9 @@ def test_a_commit_adds_up_in_the_order_of_ranks_whoever_came_first() -> None:
     for order in ((0, 1, 2), (2, 0, 1)):
         store = loaded()
         for rank in order:
-            store.stage(EVERYTHING, Stage(1, 1, rank), push({0: gradients[rank]}, IDS[:4]))
+            store.stage(EVERYTHING, StageStep(1, 1, rank), push({0: gradients[rank]}, IDS[:4]))
         assert values_of(store, 0) == [0.0, 1.0, 2.0], "not before the commit"
-        store.commit(EVERYTHING, Commit(1, 1, 3, 0.5, SETTINGS))
+        store.commit(EVERYTHING, CommitStep(1, 1, 3, 0.5, SETTINGS))
         found.append(values_of(store, 0))
         assert values_of(store, 1) == [1.0, 2.0, 3.0], "nobody pushed to it"
         assert rows_of(store, IDS[:5]).tolist() == [[-1.5, -1.5]] * 4 + [[0.0, 0.0]]
@@ -102,14 +102,14 @@ def test_a_commit_adds_up_in_the_order_of_ranks_whoever_came_first() -> None:
 def test_what_was_pushed_for_other_ranges_than_are_served_is_left_alone() -> None:
     """A worker that goes by an older placement, or a primary whose other ranges are backed up elsewhere, sends more."""
     store = loaded([2])  # all that this server holds is one partition
-    store.stage([2], Stage(1, 1, 0), push({}, IDS))
-    store.commit([2], Commit(1, 1, 1, 1.0, SETTINGS))
+    store.stage([2], StageStep(1, 1, 0), push({}, IDS))
+    store.commit([2], CommitStep(1, 1, 1, 1.0, SETTINGS))
     assert store.num_keys == len(home(2))
-    store.apply([2], Apply(0, 1, 1, 1.0, SETTINGS), push({}, IDS))
+    store.apply([2], ApplyLease(0, 1, 1, 1.0, SETTINGS), push({}, IDS))
     assert exported(store, [2]).keys() == set(home(2).tolist())
     assert rows_of(store, IDS, [2])[PARTITIONS.of(IDS) == 2].tolist() == [[-2.0, -2.0]] * len(home(2))
     out = torch.full((len(IDS), 2), 7.0)
-    store.pull([2], Parcel(Detail(row_wants=(Rows("t", 0, 0),), makes_rows=True), [IDS], [out]))
+    store.pull([2], Parcel(Detail(row_wants=(TableRows("t", 0, 0),), makes_rows=True), [IDS], [out]))
     assert store.num_keys == len(home(2)), "no rows are made for others"
     assert out[PARTITIONS.of(IDS) != 2].eq(7.0).all(), "nor are they answered for"
 
@@ -118,24 +118,24 @@ def test_a_server_that_has_dense_ranges_only_leaves_rows_alone() -> None:
     """A newcomer that is brought up: its first range is a dense one, and its primary forwards pushes as they came."""
     store = TensorStore()
     store.restore(0, loaded().snapshot(0))
-    store.stage([0], Stage(1, 1, 0), push({0: torch.ones(3)}, IDS))
-    store.commit([0], Commit(1, 1, 1, 10.0, SETTINGS))
+    store.stage([0], StageStep(1, 1, 0), push({0: torch.ones(3)}, IDS))
+    store.commit([0], CommitStep(1, 1, 1, 10.0, SETTINGS))
     assert values_of(store, 0) == pytest.approx([-1.0, 0.0, 1.0], abs=1e-6)
-    store.apply([0], Apply(0, 1, 1, 10.0, SETTINGS), push({0: torch.ones(3)}, IDS))
+    store.apply([0], ApplyLease(0, 1, 1, 10.0, SETTINGS), push({0: torch.ones(3)}, IDS))
     assert values_of(store, 0) == pytest.approx([-2.0, -1.0, 0.0], abs=1e-6)
     assert store.num_keys == 0
 
 
 def test_a_range_moves_with_rows_state_and_what_is_staged() -> None:
     store = loaded()
-    store.apply(EVERYTHING, Apply(0, 1, 1, 1.0, SETTINGS), push({0: torch.ones(3), 1: torch.ones(3)}, IDS))
+    store.apply(EVERYTHING, ApplyLease(0, 1, 1, 1.0, SETTINGS), push({0: torch.ones(3), 1: torch.ones(3)}, IDS))
     for rank in (0, 1):
-        store.stage(EVERYTHING, Stage(3, 2, rank), push({0: torch.full((3,), float(rank))}, IDS))
+        store.stage(EVERYTHING, StageStep(3, 2, rank), push({0: torch.full((3,), float(rank))}, IDS))
     other = TensorStore()
     for number in (0, 3):
         other.restore(number, store.snapshot(number))
     for one in (store, other):
-        one.commit([0, 3], Commit(3, 2, 2, 1.0, SETTINGS))
+        one.commit([0, 3], CommitStep(3, 2, 2, 1.0, SETTINGS))
     assert values_of(other, 0) == values_of(store, 0)
     assert torch.equal(rows_of(other, home(3), [3]), rows_of(store, home(3), [3]))
     assert exported(other, [0, 3]) == exported(store, [3])
@@ -147,11 +147,11 @@ def test_a_range_moves_with_rows_state_and_what_is_staged() -> None:
 
 def test_what_is_unstaged_does_not_count_and_leaves_nothing() -> None:
     store = loaded()
-    store.stage(EVERYTHING, Stage(1, 1, 0), push({0: torch.ones(3)}, IDS))
+    store.stage(EVERYTHING, StageStep(1, 1, 0), push({0: torch.ones(3)}, IDS))
     for number in EVERYTHING:
         store.unstage(number, 1, 1)
     assert not store._staged
-    store.commit(EVERYTHING, Commit(1, 1, 1, 1.0, SETTINGS))
+    store.commit(EVERYTHING, CommitStep(1, 1, 1, 1.0, SETTINGS))
     assert values_of(store, 0) == [0.0, 1.0, 2.0]
     assert store.num_keys == 0
 
@@ -159,7 +159,7 @@ def test_what_is_unstaged_does_not_count_and_leaves_nothing() -> None:
 def test_the_squares_are_those_of_the_sum_of_what_is_staged() -> None:
     store = loaded()
     for rank in (0, 1):
-        store.stage(EVERYTHING, Stage(1, 1, rank), push({0: torch.tensor([1.0, 2.0, 0.0])}, IDS[:3]))
+        store.stage(EVERYTHING, StageStep(1, 1, rank), push({0: torch.tensor([1.0, 2.0, 0.0])}, IDS[:3]))
     out = torch.full((6,), -1.0, dtype=torch.float64)
     store.pull(EVERYTHING, Parcel(Detail(squares=Squares(1, 1, 2)), [], [out]))
     assert float(out.sum()) == 4.0 + 16.0 + 3 * 2 * 4.0
@@ -193,7 +193,7 @@ def test_a_table_that_is_another_here_is_refused_and_nothing_is_taken_up() -> No
         store.load([3], Parcel(Detail(tables=(other,), partitions=PARTITIONS)))
     assert store.tables.held == {2}
     with pytest.raises(ValueError, match="there is no table 'u' on this server, which has 't'"):
-        store.check(Parcel(Detail(rows=(Rows("u", 0, 1),)), [IDS, torch.ones(40, 2)]))
+        store.check(Parcel(Detail(rows=(TableRows("u", 0, 1),)), [IDS, torch.ones(40, 2)]))
 
 
 def test_replicas_agree_on_which_rows_are_old_and_which_ids_wait() -> None:
@@ -207,9 +207,9 @@ def test_replicas_agree_on_which_rows_are_old_and_which_ids_wait() -> None:
         number = step if step % 5 else step + 3  # leases come in another order
         for store, ranges in [(primary, EVERYTHING), (backup, [3]), (brought_up, [3])]:
             if store is not None:
-                store.apply(ranges, Apply(0, step, number, settings=SETTINGS), push({}, ids))
+                store.apply(ranges, ApplyLease(0, step, number, settings=SETTINGS), push({}, ids))
         rows_of(primary, home(3))
-        primary.pull(EVERYTHING, Parcel(Detail(row_wants=(Rows("t", 0, 0),)), [IDS], [torch.zeros(len(IDS), 2)]))
+        primary.pull(EVERYTHING, Parcel(Detail(row_wants=(TableRows("t", 0, 0),)), [IDS], [torch.zeros(len(IDS), 2)]))
         if step % 7 == 0:
             assert exported(primary, [3])
             brought_up = TensorStore()

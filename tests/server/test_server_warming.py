@@ -11,20 +11,20 @@ import pytest
 
 from paceline.server import __main__ as process
 from paceline.server import member, warming
-from paceline.server.dense import ELEMENTWISE, Settings
+from paceline.server.dense import ELEMENTWISE, OptimizerSettings
 from paceline.server.errors import HalfMade
 
 LIFE = """
 import sys
 from paceline.server.member import ServerProcess
 from paceline.server.warming import _live, warm_up
-from paceline.server.dense import ELEMENTWISE, Settings
+from paceline.server.dense import ELEMENTWISE, OptimizerSettings
 import torch
 if {warms}:
     warm_up()
 before = set(sys.modules)
 for kind in ELEMENTWISE:
-    _live(Settings(kind, {{"lr": 0.1}}), torch.float32, has_tables=True)
+    _live(OptimizerSettings(kind, {{"lr": 0.1}}), torch.float32, has_tables=True)
 print(len(set(sys.modules) - before))
 """
 
@@ -64,7 +64,7 @@ def test_a_server_is_warm_before_anybody_knows_of_it(monkeypatch: pytest.MonkeyP
 def test_a_server_without_room_for_tables_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    def live(settings: Settings, _: object, *, has_tables: bool) -> None:
+    def live(settings: OptimizerSettings, _: object, *, has_tables: bool) -> None:
         tried.append(settings.optimizer)
         if has_tables or settings.optimizer == "Adam":
             raise HalfMade("no room")

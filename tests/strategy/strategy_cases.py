@@ -11,6 +11,7 @@ from torch import nn
 
 from paceline.collective import Group
 from paceline.strategy import Agreement, Notice, Synchronous
+from paceline.strategy.options import SessionOptions
 
 TOTAL = 12
 SEED = 5
@@ -190,7 +191,7 @@ def one_step(
 def train(group: Group | None, name: str, shares: Sequence[int], num_steps: int, **options: Any) -> dict[str, Any]:
     """In a process of a crew, or alone."""
     case = build(name)
-    strategy = Synchronous(case.modules, case.optimizers, seed=0, **options)
+    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(**options))
     rank = group.rank if group is not None else 0
     strategy.bind(group, rank, len(shares))
     agreements = [one_step(strategy, case, step, shares, rank, name) for step in range(num_steps)]

@@ -12,12 +12,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from paceline.errors import GroupError
-from paceline.strategy import Agreement, Notice, StrategyError, Synchronous
+from paceline.errors import GroupError, StrategyError
+from paceline.strategy import Agreement, Notice, Synchronous
 from paceline.strategy.buckets import lay_out
-from paceline.strategy.calling import piece_sizes, pieces
 from paceline.strategy.header import Row, exchange
+from paceline.strategy.loss_calls import piece_sizes, pieces
 from paceline.strategy.numerics import Examined
+from paceline.strategy.options import SessionOptions
 
 
 def linear() -> nn.Linear:
@@ -62,7 +63,7 @@ def test_clipping_alone(name: str) -> None:
 @pytest.mark.parametrize("micro_batch", [None, 5])
 def test_the_form_of_the_batch_is_the_form_of_the_call(form: str, micro_batch: int | None) -> None:
     model, (x, y) = linear(), cases.batch_of(0)
-    strategy = Synchronous(model, sgd(model), seed=0, micro_batch=micro_batch)
+    strategy = Synchronous(model, sgd(model), SessionOptions(micro_batch=micro_batch))
     both = torch.cat([x, y[:, None].float()], dim=1)
     batch: Any = {"tuple": (x, y), "list": [x, y], "dict": {"y": y, "x": x}, "single": both}[form]
 
@@ -115,7 +116,7 @@ def test_what_cannot_be_cut_is_refused(batch: Any, message: str) -> None:
 )
 def test_what_loss_fn_must_not_return(result: Any, message: str) -> None:
     model = linear()
-    strategy = Synchronous(model, sgd(model), seed=0)
+    strategy = Synchronous(model, sgd(model))
     before = strategy.state_digest()
     with pytest.raises((ValueError, TypeError), match=message):
         step(strategy, lambda x, y: result(cross_entropy(model(x), y)), cases.batch_of(0))
@@ -125,7 +126,7 @@ def test_what_loss_fn_must_not_return(result: Any, message: str) -> None:
 
 def test_some_weights_and_some_not_is_an_error() -> None:
     model = linear()
-    strategy = Synchronous(model, sgd(model), seed=0, micro_batch=6)
+    strategy = Synchronous(model, sgd(model), SessionOptions(micro_batch=6))
     results = iter([True, False])
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -138,7 +139,7 @@ def test_some_weights_and_some_not_is_an_error() -> None:
 
 def test_no_weight_at_all_is_an_error() -> None:
     model = linear()
-    strategy = Synchronous(model, sgd(model), seed=0)
+    strategy = Synchronous(model, sgd(model))
     with pytest.raises(StrategyError, match="sum to 0"):
         step(strategy, lambda x, y: (cross_entropy(model(x), y) * float("nan"), 0), cases.batch_of(0))
 
@@ -146,7 +147,7 @@ def test_no_weight_at_all_is_an_error() -> None:
 def test_zero_grad_and_backward_in_loss_fn_are_harmless() -> None:
     expected = cases.by_hand("mlp", 1)
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0, micro_batch=5)
+    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(micro_batch=5))
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         case.loss_fn(x, y).backward()
@@ -164,7 +165,7 @@ def test_zero_grad_and_backward_in_loss_fn_are_harmless() -> None:
 
 def test_random_numbers_depend_on_seed_step_and_rank_only() -> None:
     model = linear()
-    strategy = Synchronous(model, sgd(model), seed=0, micro_batch=5)
+    strategy = Synchronous(model, sgd(model), SessionOptions(micro_batch=5))
     drawn: list[list[float]] = []
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -201,7 +202,7 @@ def test_check_ends_an_attempt_cleanly(at_call: int) -> None:
         if calls == at_call:
             raise Doomed("a member died")
 
-    strategy = Synchronous(case.modules, case.optimizers, seed=0, micro_batch=6, check=check)
+    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(micro_batch=6), check=check)
     before, outer = strategy.state_digest(), torch.default_generator.get_state()
     with pytest.raises(Doomed):
         step(strategy, case.loss_fn, cases.batch_of(0))
@@ -210,14 +211,14 @@ def test_check_ends_an_attempt_cleanly(at_call: int) -> None:
     assert all(parameter.grad is None for parameter in case.modules.parameters())
     step(strategy, case.loss_fn, cases.batch_of(0))
     other = cases.build("normalised")
-    step(Synchronous(other.modules, other.optimizers, seed=0, micro_batch=6), other.loss_fn, cases.batch_of(0))
+    step(Synchronous(other.modules, other.optimizers, SessionOptions(micro_batch=6)), other.loss_fn, cases.batch_of(0))
     for key, value in cases.state(case).items():
         assert (value == cases.state(other)[key]).all(), key
 
 
 def test_only_apply_changes_buffers() -> None:
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0)
+    strategy = Synchronous(case.modules, case.optimizers)
     before = strategy.state_digest()
     for _ in range(3):
         contribution = strategy.compute(case.loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
@@ -238,7 +239,7 @@ def test_a_buffer_that_is_replaced_is_put_back() -> None:
         model.average = model.average + 1
         return cross_entropy(model(x), y)
 
-    strategy = Synchronous(model, sgd(model), seed=0)
+    strategy = Synchronous(model, sgd(model))
     contribution = strategy.compute(loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
     assert model.average is original
     assert original.tolist() == [0.0, 0.0]
@@ -249,7 +250,7 @@ def test_a_buffer_that_is_replaced_is_put_back() -> None:
 
 def test_what_is_void_is_refused() -> None:
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0)
+    strategy = Synchronous(case.modules, case.optimizers)
     old = strategy.compute(case.loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
     new = strategy.compute(case.loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
     with pytest.raises(StrategyError, match="void"):
@@ -266,7 +267,7 @@ def test_what_is_void_is_refused() -> None:
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_not_finite_alone(clip_norm: float | None) -> None:
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0, clip_norm=clip_norm, nonfinite="skip")
+    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(clip_norm=clip_norm, nonfinite="skip"))
     before = strategy.state_digest()
     x, y = cases.batch_of(0)
     x[3, 3] = float("nan")
@@ -303,7 +304,7 @@ def test_examining(dtype: torch.dtype, wants_norm: bool) -> None:
 def test_a_parameter_that_thaws_is_trained() -> None:
     case = cases.build("mlp")
     case.modules[0].requires_grad_(False)
-    strategy = Synchronous(case.modules, case.optimizers, seed=0)
+    strategy = Synchronous(case.modules, case.optimizers)
     before = case.modules[0].weight.detach().clone()
     step(strategy, case.loss_fn, cases.batch_of(0))
     assert torch.equal(case.modules[0].weight, before)
@@ -314,7 +315,7 @@ def test_a_parameter_that_thaws_is_trained() -> None:
 
 def test_a_parameter_that_is_added_to_an_optimizer_is_trained() -> None:
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0)
+    strategy = Synchronous(case.modules, case.optimizers)
     step(strategy, case.loss_fn, cases.batch_of(0))
     scale = torch.ones((), requires_grad=True)
     case.optimizers[0].add_param_group({"params": [scale]})
@@ -329,7 +330,7 @@ def test_a_parameter_that_is_added_to_an_optimizer_is_trained() -> None:
 def test_reentrant_checkpointing_fires_hooks_twice() -> None:
     expected = cases.by_hand("mlp", 1)
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0)
+    strategy = Synchronous(case.modules, case.optimizers)
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x = x.requires_grad_()
@@ -345,7 +346,7 @@ def test_reentrant_checkpointing_fires_hooks_twice() -> None:
 
 def test_autocast_in_loss_fn() -> None:
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0)
+    strategy = Synchronous(case.modules, case.optimizers)
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -361,7 +362,7 @@ def test_a_compiled_model() -> None:
     expected = cases.by_hand("mlp", 2)
     case = cases.build("mlp")
     compiled: Any = torch.compile(case.modules, backend="aot_eager")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0)
+    strategy = Synchronous(case.modules, case.optimizers)
     for number in range(2):
         step(strategy, lambda x, y: cross_entropy(compiled(x), y), cases.batch_of(number), number=number)
     for key, value in cases.state(case).items():
@@ -372,7 +373,7 @@ def test_schedules_count_the_steps() -> None:
     model = linear()
     optimizer = sgd(model)
     schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    strategy = Synchronous(model, optimizer, seed=0)
+    strategy = Synchronous(model, optimizer)
     rates = []
     for number in range(3):
         contribution = strategy.compute(

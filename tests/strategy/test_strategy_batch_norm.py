@@ -14,8 +14,10 @@ import torch.nn.functional as functional
 from torch import nn
 
 from paceline.collective import Group
-from paceline.strategy import StrategyError, Synchronous, batch_norm, buckets, overlap
+from paceline.errors import StrategyError
+from paceline.strategy import Synchronous, batch_norm, buckets, overlap
 from paceline.strategy.batch_norm import SyncedNorms, judge_roll
+from paceline.strategy.options import SessionOptions
 from paceline.testing.crew import Crew, Raised
 
 
@@ -108,7 +110,7 @@ def train_and_watch(group: Group, shares: tuple[int, ...], options: dict[str, An
 @pytest.mark.parametrize("shares", [(7, 4, 1), (4, 4, 4), (0, 12, 0)], ids=str)
 def test_workers_come_to_what_one_process_comes_to(crew: Crew, shares: tuple[int, ...]) -> None:
     """Also where one of them has all samples, and nothing is exchanged."""
-    found = crew.run(train_and_watch, shares, {"norm": "sync"})
+    found = crew.run(train_and_watch, shares, {"batch_norm": "sync"})
     expected = cases.by_hand("normalised", 5)
     assert len({each["digest"] for each in found}) == 1
     for key, value in found[0]["state"].items():
@@ -119,11 +121,11 @@ def test_workers_come_to_what_one_process_comes_to(crew: Crew, shares: tuple[int
 def test_between_hosts_no_bucket_is_sent_before_backward_is_done(crew: Crew) -> None:
     """It would come between other exchanges on each worker."""
     assert all(each["made"] for each in crew.run(train_and_watch, (4, 4, 4), {}))
-    assert not any(each["made"] for each in crew.run(train_and_watch, (4, 4, 4), {"norm": "sync"}))
+    assert not any(each["made"] for each in crew.run(train_and_watch, (4, 4, 4), {"batch_norm": "sync"}))
 
 
 def test_pieces_of_equal_number_go_together(crew: Crew) -> None:
-    found = crew.run(train_and_watch, (4, 4, 4), {"norm": "sync", "micro_batch": 2})
+    found = crew.run(train_and_watch, (4, 4, 4), {"batch_norm": "sync", "micro_batch": 2})
     assert len({each["digest"] for each in found}) == 1
 
 
@@ -137,12 +139,12 @@ def test_pieces_of_equal_number_go_together(crew: Crew) -> None:
 def test_what_does_not_go_together_is_an_error_on_all(
     crew: Crew, shares: tuple[int, ...], options: dict[str, Any], says: str
 ) -> None:
-    crew.start(train_and_watch, shares, {"norm": "sync"} | options)
+    crew.start(train_and_watch, shares, {"batch_norm": "sync"} | options)
     for each in crew.outcomes():
         assert isinstance(each, Raised)
         with pytest.raises(StrategyError, match=says):
             raise each.error
-    assert crew.run(train_and_watch, (4, 4, 4), {"norm": "sync"})[0]["losses"], "the group is as good as before"
+    assert crew.run(train_and_watch, (4, 4, 4), {"batch_norm": "sync"})[0]["losses"], "the group is as good as before"
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@ def test_layers_that_cannot_be_reached_are_refused(layer: nn.Module, says: str) 
 
 def test_memory_that_does_not_suffice_and_a_weight_of_nothing_are_refused_by_name() -> None:
     model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
-    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), seed=0, norm="sync")
+    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(batch_norm="sync"))
     x, y = cases.batch_of(0)
 
     def exhaust(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -192,4 +194,4 @@ def test_memory_that_does_not_suffice_and_a_weight_of_nothing_are_refused_by_nam
             lambda x, y: (functional.cross_entropy(model(x), y), 0.0), (x, y), samples=12, total=12, step=4
         )
     with pytest.raises(ValueError, match="batch_norm='global'"):
-        Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), seed=0, norm="global")  # type: ignore[arg-type]
+        Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(batch_norm="global"))  # type: ignore[arg-type]

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from paceline.collective import Group
-from paceline.errors import GroupError, PeerLost
-from paceline.strategy import Disagreement, Diverged, Flag, Notice, Synchronous
+from paceline.errors import Disagreement, Diverged, GroupError, PeerLost
+from paceline.strategy import Flag, Notice, Synchronous
 from paceline.strategy.header import Row, exchange, exchange_text
+from paceline.strategy.options import SessionOptions
 from paceline.testing.crew import Crew, say
 
 NUM_STEPS = 3
@@ -111,7 +112,7 @@ def changes_a_buffer_of_its_own(group: Group, shares: tuple[int, ...]) -> Any:
         return nn.functional.cross_entropy(model(x), y)
 
     case = cases.Case(model, [torch.optim.SGD(model.parameters(), lr=0.1)], loss_fn)
-    strategy = Synchronous(model, case.optimizers, seed=0)
+    strategy = Synchronous(model, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     cases.one_step(strategy, case, 0, shares, group.rank)
     found = float(seen), table.tolist(), strategy.state_digest()
@@ -140,7 +141,7 @@ def differs(group: Group, what: str) -> Any:
             case.modules[0].weight.add_(1.0)
     if group.rank == 1 and what == "weight":
         loss_fn = lambda x, y: (case.loss_fn(x, y), len(x))  # noqa: E731
-    strategy = Synchronous(case.modules, case.optimizers, seed=0, verify_every=1)
+    strategy = Synchronous(case.modules, case.optimizers, verify_every=1)
     strategy.bind(group, group.rank, group.size)
     before = strategy.state_digest()
     batch, samples = cases.share_of(0, (4, 4, 4), group.rank)
@@ -175,7 +176,7 @@ def test_workers_that_differ_are_named_on_all(crew: Crew, what: str, kind: str, 
 
 def not_finite(group: Group, bad_rank: int, value: float) -> Any:
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0, nonfinite="skip")
+    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(nonfinite="skip"))
     strategy.bind(group, group.rank, group.size)
     before = strategy.state_digest()
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
@@ -206,7 +207,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied_and_named(crew: Crew, valu
 def overflows(group: Group) -> Any:
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
-    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), seed=0)
+    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1))
     strategy.bind(group, group.rank, group.size)
     x = torch.full((1, 1), 3e38)  # two thirds of it from each are finite, their sum is not
     contribution = strategy.compute(lambda x: (model(x).mean(), 2.0), (x,), samples=1, total=3, step=0)
@@ -230,17 +231,17 @@ def exchange_rows(group: Group) -> Any:
     row = Row(7, held=group.rank // 2, flags=int(flags), weight=0.1 * group.rank, weighted_loss=-float("inf"))
     rows = exchange(group, row)
     texts = exchange_text(group, b"" if group.rank == 0 else b"rank" * group.rank)
-    return list(rows), rows.ranks_with(Flag.LEAVING), rows.held_by_all(), texts
+    return list(rows), texts
 
 
 def test_rows_arrive_bit_for_bit(crew: Crew) -> None:
     found = crew.run(exchange_rows)
     assert found == [found[0]] * 3
-    rows, leaving, held, texts = found[0]
+    rows, texts = found[0]
     assert [row.weight for row in rows] == [0.0, 0.1, 0.2]
     assert all(row.weighted_loss == -float("inf") for row in rows)
-    assert leaving == (2,)
-    assert held is None
+    assert [row.held for row in rows] == [0, 0, 1]
+    assert [row.flags for row in rows] == [0, 0, int(Flag.LEAVING)]
     assert texts == [b"", b"rank", b"rankrank"]
 
 
@@ -250,7 +251,7 @@ def test_rows_arrive_bit_for_bit(crew: Crew) -> None:
 def survive(group: Group) -> Any:
     """Rank 2 says that it is there and dies in its second step; the others do the step again with its samples."""
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0)
+    strategy = Synchronous(case.modules, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     cases.one_step(strategy, case, 0, (6, 4, 2), group.rank)
     if group.rank == 2:
@@ -300,7 +301,7 @@ def interrupted(group: Group) -> Any:
             raise Doomed("a member died")
 
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0, check=check)
+    strategy = Synchronous(case.modules, case.optimizers, check=check)
     strategy.bind(group, group.rank, group.size)
     before = strategy.state_digest()
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
@@ -321,7 +322,7 @@ def test_an_interrupted_attempt_leaves_no_trace(crew: Crew) -> None:
 
 def divide_differently(group: Group) -> str:
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers, seed=0)
+    strategy = Synchronous(case.modules, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
     found = strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=1)

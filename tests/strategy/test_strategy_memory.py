@@ -13,7 +13,8 @@ from torch import nn
 
 from paceline.errors import OutOfSharedMemory
 from paceline.strategy import Notice, Synchronous, memory
-from paceline.strategy.calling import piece_sizes
+from paceline.strategy.loss_calls import piece_sizes
+from paceline.strategy.options import SessionOptions
 
 
 def cpu_error() -> None:
@@ -32,7 +33,7 @@ ERRORS = [cpu_error, python_error, cuda_error]
 
 
 def make(model: nn.Module, **options: Any) -> Synchronous:
-    return Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), seed=0, **options)
+    return Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(**options))
 
 
 def counting(model: nn.Module, fits: int, fail: Callable[[], None]) -> tuple[Callable[..., torch.Tensor], list[int]]:

@@ -13,8 +13,8 @@ from torch import nn
 from trainers import Numbered
 
 import paceline
+from paceline.errors import Refused
 from paceline.testing.rehearsal import say, worker_number
-from paceline.train.errors import Refused
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 

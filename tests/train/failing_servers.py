@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from paceline.server.dense import Block
-from paceline.server.keeper import Keeper
+from paceline.server.keeper import RangeKeeper
 from paceline.server.messages import Forward
 from paceline.wire.memory import available_bytes, total_bytes
 
@@ -22,15 +22,15 @@ def is_time(folder: Path) -> bool:
 
 def cannot_follow(folder: Path, number: int) -> None:
     """As a replica: what the primary has made cannot be made here."""
-    follow = Keeper._follow
+    follow = RangeKeeper._follow
 
-    def fail(keeper: Keeper, ranges: Sequence[int], forward: Forward, parcel: Any) -> None:
+    def fail(keeper: RangeKeeper, ranges: Sequence[int], forward: Forward, parcel: Any) -> None:
         if is_time(folder):
             raise MemoryError("the test has taken it all")
         follow(keeper, ranges, forward, parcel)
 
     if number == FAILING:
-        mock.patch.object(Keeper, "_follow", fail).start()
+        mock.patch.object(RangeKeeper, "_follow", fail).start()
 
 
 def cannot_finish_an_update(folder: Path, number: int) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from trainers import Numbered
 
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.train import joining
 from paceline.train.saving import Checkpoints
@@ -83,7 +83,7 @@ def test_newcomers_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     """And the run goes on without them."""
     enough = tmp_path / "enough"
     faults = {number: fault for number, (fault, _) in REFUSALS.items()} | {10: "swallows"}
-    settings = Settings(wanted=1, fewest=1)
+    settings = RunSettings(wanted=1, fewest=1)
     with Rehearsal(odd_ones, faults, str(enough), workers=1, folder=tmp_path, settings=settings) as run:
         run.wait_said(0, 1)
         for _ in faults:
@@ -132,7 +132,7 @@ def test_a_script_that_takes_another_way_on_one_worker(tmp_path: Path, fault: st
 
 
 def test_a_script_that_raises_before_its_first_step(tmp_path: Path) -> None:
-    settings = Settings(wanted=3, fewest=2, grace_s=0.5)
+    settings = RunSettings(wanted=3, fewest=2, grace_s=0.5)
     with Rehearsal(odd_ones, {1: "before"}, workers=3, folder=tmp_path, settings=settings) as run:
         results = run.finish()
         assert "does not even start" in results[1].error
@@ -163,7 +163,7 @@ def test_a_session_whose_constructor_raised_leaves_its_place_to_the_next(monkeyp
     tickets = iter(["the ticket"])
     monkeypatch.setattr(joining, "_joined_run", "")
     monkeypatch.setattr(joining, "_unused", None)
-    monkeypatch.setattr("paceline.control.ticket.inherited", lambda: next(tickets, None))
+    monkeypatch.setattr("paceline.control.shell.ticket.inherited", lambda: next(tickets, None))
     model = torch.nn.Linear(2, 1)
     with pytest.raises(ValueError, match="global_batch=99"):
         Session(model, torch.optim.SGD(model.parameters(), 0.1), data=[1, 2, 3], global_batch=99)

@@ -11,24 +11,24 @@ import pytest
 import torch
 from norm_trainers import BATCH, LENGTH, train
 
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.strategy.options import SessionOptions
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.train.session import Session
-from paceline.train.task import Options
 
 pytestmark = pytest.mark.timeout(180)
 
-UNEQUAL = Settings(wanted=3, fewest=1, most=3, shares=(1, 13, 6))
+UNEQUAL = RunSettings(wanted=3, fewest=1, most=3, shares=(1, 13, 6))
 
 
-def run(folder: Path, function: Any, settings: Settings = UNEQUAL) -> list[Any]:
+def run(folder: Path, function: Any, settings: RunSettings = UNEQUAL) -> list[Any]:
     with Rehearsal(function, workers=settings.wanted, folder=folder, settings=settings) as rehearsal:
         return list(rehearsal.finish())
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    (result,) = run(tmp_path_factory.mktemp("alone"), train, Settings(wanted=1))
+    (result,) = run(tmp_path_factory.mktemp("alone"), train, RunSettings(wanted=1))
     return dict(result)
 
 
@@ -57,7 +57,7 @@ def test_three_workers_with_unequal_shares_learn_what_one_process_learns(tmp_pat
 
 def test_by_its_own_share_each_worker_learns_something_else(tmp_path: Path, alone: dict[str, Any]) -> None:
     """So the comparison can fail."""
-    settings = Settings(wanted=2, fewest=2, most=2, shares=(4, 16))
+    settings = RunSettings(wanted=2, fewest=2, most=2, shares=(4, 16))
     results = run(tmp_path, train, settings)
     assert max(differences(results[0], alone).values()) > 1e-2
 
@@ -86,7 +86,7 @@ def test_a_loss_function_that_catches_everything_does_not_hide_a_death(
 
 
 def test_on_servers_too(tmp_path: Path, alone: dict[str, Any]) -> None:
-    settings = Settings(wanted=3, fewest=1, most=3, shares=(1, 13, 6), servers=1)
+    settings = RunSettings(wanted=3, fewest=1, most=3, shares=(1, 13, 6), servers=1)
     check_same(run(tmp_path, partial(train, batch_norm="sync", strategy="server"), settings), alone)
 
 
@@ -126,6 +126,6 @@ def test_without_steps_there_is_nothing_to_exchange_in() -> None:
             batch_norm="sync",
         )
     with pytest.raises(ValueError, match="workers do not step together"):
-        Options(strategy="server", consistency="bounded:2", batch_norm="sync")
+        SessionOptions(strategy="server", consistency="bounded:2", batch_norm="sync")
     with pytest.raises(ValueError, match="batch_norm='all'"):
-        Options(batch_norm="all")  # type: ignore[arg-type]
+        SessionOptions(batch_norm="all")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import torch
 from paceline.balance import Shares
 from paceline.data.cursor import Cursor
 from paceline.data.loader import LoaderOptions
-from paceline.train.batches import MOST_VALIDATION, Batches, ValidationData
+from paceline.train.batches import MOST_VALIDATION, GlobalBatches, ValidationData
 
 
 class Numbers:
@@ -32,8 +32,8 @@ class Numbers:
         return torch.tensor(index)
 
 
-def batches_of(data: Any, **options: Any) -> Batches:
-    return Batches(
+def batches_of(data: Any, **options: Any) -> GlobalBatches:
+    return GlobalBatches(
         data, global_batch=4, seed=0, shuffle=False, order=None, options=LoaderOptions(**options), min_share=1
     )
 

@@ -17,8 +17,8 @@ from test_train_leases import num_leases, wait_for_leases
 from test_train_servers import settings_for
 
 from paceline.checkpoint import find, read
-from paceline.control.lease_set import LeaseSet, lease_set
-from paceline.control.losses import numbers_in
+from paceline.control.leases.lease_set import LeaseSet, lease_set
+from paceline.control.messages.losses import numbers_in
 from paceline.data.order import EpochOrder
 from paceline.testing.account import account_of
 from paceline.testing.counting import Counting

@@ -17,14 +17,14 @@ import pytest
 from trainers import BATCH, LENGTH, check_alike, check_samples, train, train_with_a_laggard, train_with_held_transfers
 
 from paceline.checkpoint import files, find, newest_good
-from paceline.control.coordinator_events import Settings
-from paceline.engine.base import START_AGAIN
+from paceline.control.exit_codes import START_AGAIN
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Died, Rehearsal, say, worker_number
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
 STEPS = -(-LENGTH // BATCH)
-QUICK = Settings(wanted=3, fewest=1, silence_s=1.0)
+QUICK = RunSettings(wanted=3, fewest=1, silence_s=1.0)
 
 
 def steps_of(run: Rehearsal, number: int) -> int:
@@ -319,7 +319,7 @@ def test_a_signal_lets_one_worker_leave_and_the_last_one_save(tmp_path: Path) ->
     folder.mkdir()
     with Rehearsal(train, 3, 0.0, workers=1, folder=straight) as run:
         (expected,) = run.finish()
-    settings = Settings(wanted=1, fewest=1)
+    settings = RunSettings(wanted=1, fewest=1)
     with Rehearsal(train, 3, 0.02, workers=1, folder=folder, settings=settings) as run:
         wait_for_steps(run, [0], 4)
         run.terminate(0)

@@ -22,6 +22,7 @@ from torch import nn
 from trainers import BATCH, LENGTH, Numbered, make_model
 
 from paceline.engine.speeds import PROBE_VARIABLE
+from paceline.strategy.options import SessionOptions
 from paceline.testing.rehearsal import Died, Rehearsal, say
 from paceline.train import warming
 from paceline.train.callbacks import Callback, EpochInfo, JsonLines, RunInfo, StepInfo, ValidationInfo
@@ -29,7 +30,7 @@ from paceline.train.fitting import Fitted, fit
 from paceline.train.rates import Rates, WarmUp
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
-from paceline.train.task import Best, EarlyStopping, Options, Task, Validation
+from paceline.train.task import Best, EarlyStopping, Task, Validation
 from paceline.train.warming import warm_up
 
 STEPS = -(-LENGTH // BATCH)
@@ -125,7 +126,7 @@ def test_fit_is_the_loop_that_one_would_write() -> None:
             data=data,
             epochs=3,
             validation=Validation(data=data, validate=validate, best=EarlyStopping(restore=False)),
-            options=Options(seed=3, clip_norm=1.0),
+            options=SessionOptions(seed=3, clip_norm=1.0),
         )
     )
     assert digest(fitted_model) == digest(model)
@@ -415,7 +416,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
         (lambda: make_options(clip_norm=0.0), "clip_norm=0.0"),
         (lambda: make_options(micro_batch=0), "micro_batch=0"),
         (lambda: make_options(nonfinite="ignore"), "nonfinite='ignore'"),
-        (lambda: make_options(warm_up=-1), "warm_up=-1"),
+        (lambda: make_task(warm_up=-1), "warm_up=-1"),
         (lambda: make_options(seed="x"), "seed='x'"),
         (lambda: make_options(loader={}), "loader={}"),
     ],
@@ -433,8 +434,8 @@ def make_best(**fields: Any) -> EarlyStopping:
     return EarlyStopping(**fields)
 
 
-def make_options(**fields: Any) -> Options:
-    return Options(**fields)
+def make_options(**fields: Any) -> SessionOptions:
+    return SessionOptions(**fields)
 
 
 def _foreign_schedule() -> Any:

@@ -114,7 +114,7 @@ def test_what_may_be_a_mistake_of_ours_is_shown_whole(ours: dict[str, Callable[[
 def test_what_led_to_an_error_is_as_short_and_the_log_has_all(
     ours: dict[str, Callable[[str], Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, "paceline.train"), pytest.raises(paceline.PacelineError) as caught:
+    with caplog.at_level(logging.DEBUG, "paceline.train"), pytest.raises(paceline.errors.PacelineError) as caught:
         boundary(ours["translate"])("x")
     assert len(frames_of(caught.value)) == 1
     assert caught.value.__cause__ is not None

@@ -9,37 +9,40 @@ import pytest
 import torch
 
 from paceline.checkpoint import Contents, files, find, read
-from paceline.control.lost_head import WORKING_PATIENCE_S, Move, Sight, decide, has_seat_on
-from paceline.control.messages import Plan, Seat, Start
-from paceline.custody.shelf import Rules
+from paceline.control.machines.lost_head import WORKING_PATIENCE_S, OrphanMove, Sight, decide, has_seat_on
+from paceline.control.messages.plan import Plan, PlanStart, Seat
+from paceline.custody.shelf import RetentionRules
 from paceline.train import halting
 from paceline.train.halting import write_held
 from paceline.wire.card import Card
 
 PATIENCE_S = 30.0
-RULES = Rules(3, 1, "min")
+RULES = RetentionRules(3, 1, "min")
 
 
 @pytest.mark.parametrize(
     ("sight", "move"),
     [
-        (Sight(29.0, 29.0, has_plan=True, is_with_head=False), Move.WAIT),
-        (Sight(31.0, 0.1, has_plan=False, is_with_head=False), Move.WAIT),  # it gives up where it waits for a plan
-        (Sight(31.0, 0.1, has_plan=True, is_with_head=False), Move.STOP),
-        (Sight(31.0, 31.0, has_plan=True, is_with_head=False), Move.BREAK),
-        (Sight(31.0, 0.1, has_plan=True, is_with_head=True), Move.WAIT),  # the host lives: its workers do
-        (Sight(31.0, 31.0, has_plan=True, is_with_head=True), Move.BREAK),
-        (Sight(31.0, 0.1, has_plan=True, is_with_head=True, is_asked=True), Move.STOP),
-        (Sight(WORKING_PATIENCE_S, 0.1, has_plan=True, is_with_head=True), Move.STOP),
+        (Sight(29.0, 29.0, has_plan=True, is_with_head=False), OrphanMove.WAIT),
+        (
+            Sight(31.0, 0.1, has_plan=False, is_with_head=False),
+            OrphanMove.WAIT,
+        ),  # it gives up where it waits for a plan
+        (Sight(31.0, 0.1, has_plan=True, is_with_head=False), OrphanMove.STOP),
+        (Sight(31.0, 31.0, has_plan=True, is_with_head=False), OrphanMove.BREAK),
+        (Sight(31.0, 0.1, has_plan=True, is_with_head=True), OrphanMove.WAIT),  # the host lives: its workers do
+        (Sight(31.0, 31.0, has_plan=True, is_with_head=True), OrphanMove.BREAK),
+        (Sight(31.0, 0.1, has_plan=True, is_with_head=True, is_asked=True), OrphanMove.STOP),
+        (Sight(WORKING_PATIENCE_S, 0.1, has_plan=True, is_with_head=True), OrphanMove.STOP),
     ],
 )
-def test_what_is_done_about_a_coordinator_that_is_not_heard(sight: Sight, move: Move) -> None:
+def test_what_is_done_about_a_coordinator_that_is_not_heard(sight: Sight, move: OrphanMove) -> None:
     assert decide(sight, PATIENCE_S) is move
 
 
 def test_a_seat_is_on_a_host_whatever_its_label() -> None:
     seats = tuple(Seat(Card("m", "worker", host, ("", 0), "", b"", False, ())) for host in ("a1 rack", "b2"))
-    plan = Plan(1, Start.FOUND, seats)
+    plan = Plan(1, PlanStart.FOUND, seats)
     assert has_seat_on(plan, "a1")
     assert has_seat_on(plan, "b2")
     assert not has_seat_on(plan, "a")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from skewed_trainers import STEPS, Skewed, rows_take_time, the_first_is_slow, train_skewed
 
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.server.layout import NUM_PARTITIONS
 from paceline.testing.rehearsal import Rehearsal
 
@@ -47,7 +47,7 @@ def finish(run: Rehearsal, folder: Path) -> None:
 @pytest.mark.parametrize("coordinator_dies", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_hot_server_gives_ranges_away_while_training_goes_on(tmp_path: Path, coordinator_dies: bool) -> None:
     """All rows that are used are in eight ranges, which one server has at first."""
-    case, settings = Skewed(str(tmp_path)), Settings(wanted=1, servers=2, silence_s=5.0)
+    case, settings = Skewed(str(tmp_path)), RunSettings(wanted=1, servers=2, silence_s=5.0)
     with Rehearsal(
         train_skewed, case, workers=1, folder=tmp_path, settings=settings, prepare_server=rows_take_time
     ) as run:
@@ -69,7 +69,7 @@ def test_a_hot_server_gives_ranges_away_while_training_goes_on(tmp_path: Path, c
 
 @pytest.mark.soak
 def test_a_slow_machine_gives_ranges_away_to_one_that_is_not(tmp_path: Path) -> None:
-    case, settings = Skewed(str(tmp_path)), Settings(wanted=1, servers=2, silence_s=5.0)
+    case, settings = Skewed(str(tmp_path)), RunSettings(wanted=1, servers=2, silence_s=5.0)
     with Rehearsal(
         train_skewed, case, workers=1, folder=tmp_path, settings=settings, prepare_server=the_first_is_slow
     ) as run:

@@ -14,8 +14,8 @@ from table_trainers import BATCH, LENGTH, STEPS, Case, alone, train
 from test_train_servers import check_nothing_left, settings_for
 from torch import nn
 
-from paceline.control.member import Member
-from paceline.control.messages import Directive, Verdict
+from paceline.control.machines.member import Member
+from paceline.control.messages.members import Directive, Verdict
 from paceline.testing.rehearsal import Rehearsal
 from paceline.train.membership import Membership, Released
 from paceline.train.session import Session

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.checkpoint import tree
-from paceline.control.progress import ProgressKeeper, StepRow
+from paceline.control.messages.progress import ProgressKeeper, StepRow
 from paceline.data.cursor import Cursor
 from paceline.train.ledger import TrainingLedger
 from paceline.train.sampling import Sampling
@@ -39,7 +39,7 @@ class Books:
         training = TrainingState(self.model, [torch.optim.SGD(self.model.parameters(), 0.1)], [], Nowhere())
         saver = Saver(Checkpoints(), None, lambda *_: None)
         self.ledger = TrainingLedger(
-            training, saver, 100, lambda *_: None, sampling=Sampling(4, ""), leased=False, resumes=False
+            training, saver, 100, lambda *_: None, sampling=Sampling(4, "", 100), leased=False, resumes=False
         )
         self.progress = ProgressKeeper(name)
         self.ledger.connect("a run", self.progress, lambda: self.applied)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainers import BATCH, LENGTH, check_alike, check_samples, train
 
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Rehearsal
 
 STEPS = -(-LENGTH // BATCH)
@@ -26,7 +26,7 @@ def pause(run: Rehearsal, victim: int, seconds: float) -> None:
 
 def test_a_coordinator_that_stood_still_takes_nobody_for_dead(tmp_path: Path) -> None:
     enough = tmp_path / "enough"
-    settings = Settings(wanted=3, fewest=1, silence_s=SILENCE_S)
+    settings = RunSettings(wanted=3, fewest=1, silence_s=SILENCE_S)
     with Rehearsal(train, 0, 0.01, str(enough), workers=3, folder=tmp_path, settings=settings) as run:
         run.wait_for(lambda: all(run.said(number) for number in range(3)))
         for round_ in range(5):

@@ -14,7 +14,7 @@ from paceline.train.sampling import Sampling, misfit
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
-KEPT = Sampling(8, "shuffled by seed 3")
+KEPT = Sampling(8, "shuffled by seed 3", 96)
 FRESH: list[tuple[int, int, list[int]]] = [(2, 0, [])]
 BEGUN: list[tuple[int, int, list[int]]] = [(2, 5, []), (2, 4, [6])]
 
@@ -28,16 +28,25 @@ BEGUN: list[tuple[int, int, list[int]]] = [(2, 5, []), (2, 4, [6])]
         (KEPT._replace(batch=12), 0, BEGUN, True, "in batches of 8, and now there are 12"),
         (KEPT._replace(batch=12), 0, BEGUN, False, "in batches of 8, and now there are 12"),
         (KEPT, 0, BEGUN, True, ""),
-        (Sampling(12, "shuffled by seed 4"), 0, FRESH, True, ""),
-        (Sampling(12, "shuffled by seed 4"), 96, [], False, ""),
-        (Sampling(8, "shuffled by seed 4"), 40, [], False, "shuffled by seed 3, and now they are shuffled by seed 4"),
-        (Sampling(8, "in the order of the data"), 0, BEGUN, True, "and now they are in the order of the data"),
+        (Sampling(12, "shuffled by seed 4", 50), 0, FRESH, True, ""),
+        (Sampling(12, "shuffled by seed 4", 200), 96, [], False, ""),
+        (
+            Sampling(8, "shuffled by seed 4", 96),
+            40,
+            [],
+            False,
+            "by seed 3, and now they are shuffled by seed 4",
+        ),
+        (Sampling(8, "in the order of the data", 96), 0, BEGUN, True, "and now they are in the order of the data"),
+        (KEPT._replace(length=200), 40, [], False, "of 96 samples, and now the data has 200"),
+        (KEPT._replace(length=48), 40, [], False, "of 96 samples, and now the data has 48"),
+        (KEPT._replace(length=200), 0, BEGUN, True, "of 96 samples, and now the data has 200"),
     ],
 )
 def test_in_the_middle_of_an_epoch_the_rest_of_it_must_be_the_same_samples(
     now: Sampling, position: int, leases: Any, is_leased: bool, why: str
 ) -> None:
-    found = misfit(KEPT.to_tree(), now, position=position, length=96, leases=leases, is_leased=is_leased)
+    found = misfit(KEPT.to_tree(), now, position=position, leases=leases, is_leased=is_leased)
     assert bool(found) == bool(why)
     assert why in found
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.checkpoint import Contents, CorruptCheckpoint, find, write
-from paceline.checkpoint.errors import DiskFull
+from paceline.checkpoint import Contents, find, write
 from paceline.checkpoint.stores import LocalStore
+from paceline.errors import CorruptCheckpoint, DiskFull
 from paceline.train import saving
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
@@ -107,7 +107,7 @@ def test_damaged_checkpoints_are_put_aside_for_an_older_one_and_the_log_says_so(
     assert session._joined is not None
     progress = session._joined.client.progress.take(True)
     assert progress is not None
-    told = [remark.text for remark in progress.remarks if "put aside" in remark.text]
+    told = [remark.text for remark in progress.lines if "put aside" in remark.text]
     assert len(told) == 1
     assert told[0].startswith(f"unreadable, put aside: step-{newest:09d}: ")
     assert "checksum" in told[0]

@@ -14,8 +14,8 @@ from table_trainers import STEPS, Case, alone, check_alike, check_close, train
 from torch import nn
 
 from paceline.checkpoint import find
-from paceline.control.coordinator_events import Settings
-from paceline.control.losses import numbers_in
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.messages.losses import numbers_in
 from paceline.nn import Embedding
 from paceline.testing.rehearsal import Rehearsal
 from paceline.train.session import Session
@@ -23,10 +23,10 @@ from paceline.train.session import Session
 torch.set_num_threads(1)
 
 
-def settings_for(workers: int, servers: int, replicas: int = 1) -> Settings:
+def settings_for(workers: int, servers: int, replicas: int = 1) -> RunSettings:
     """Silence is suffered as long as it usually is: less, and a machine that keeps a process waiting for half a second
     would decide how a test ends."""
-    return Settings(wanted=workers, fewest=1, servers=servers, replicas=replicas)
+    return RunSettings(wanted=workers, fewest=1, servers=servers, replicas=replicas)
 
 
 def steps_of(run: Rehearsal) -> int:
@@ -81,7 +81,7 @@ def test_batch_statistics_are_the_same_as_with_all_reduce(tmp_path: Path) -> Non
     for name, num_servers in (("server", 1), ("allreduce", 0)):
         (folder := tmp_path / name).mkdir()
         case = Case(name, "momentum", epochs=2, has_statistics=True)
-        settings = Settings(wanted=2, fewest=2, most=2, servers=num_servers, shares=(1, 1))
+        settings = RunSettings(wanted=2, fewest=2, most=2, servers=num_servers, shares=(1, 1))
         with Rehearsal(train, case, workers=2, folder=folder, settings=settings) as run:
             results = run.finish()
             check_alike(results)
@@ -217,7 +217,7 @@ def refused(what: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("unknown", "ValueError: strategy='servers': use one of 'allreduce', 'server', 'hybrid'"),
+        ("unknown", "ValueError: strategy='servers': give one of 'allreduce', 'server', 'hybrid'"),
         ("no tables", "ValueError: strategy='hybrid' keeps tables on servers, and the model has none"),
         ("LBFGS", "ValueError: LBFGS evaluates the loss several times"),
         ("custom", "Mine"),

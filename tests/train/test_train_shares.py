@@ -12,7 +12,7 @@ import pytest
 from trainers import check_samples
 from unequal_trainers import BATCH, by_worker, normalised, num_steps, slow_for_a_while, train_unequal
 
-from paceline.control.coordinator_events import Settings
+from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Died, Rehearsal
 
 pytestmark = pytest.mark.timeout(120)
@@ -69,7 +69,7 @@ def test_fixed_shares_repeat_bit_for_bit(tmp_path: Path) -> None:
     for attempt, slowness in enumerate([EQUAL, partial(by_worker, (3.0, 1.0, 2.0))]):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        settings = Settings(wanted=3, fewest=3, most=3, shares=(4, 2, 1))
+        settings = RunSettings(wanted=3, fewest=3, most=3, shares=(4, 2, 1))
         with Rehearsal(train_unequal, slowness, 2, workers=3, folder=folder, settings=settings) as run:
             results = run.finish()
             assert run.events("shares") == []
@@ -80,7 +80,7 @@ def test_fixed_shares_repeat_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_with_fixed_shares_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
-    settings = Settings(wanted=3, fewest=3, most=3, shares=(4, 2, 1))
+    settings = RunSettings(wanted=3, fewest=3, most=3, shares=(4, 2, 1))
     digests = []
     for name, halts in (("straight", False), ("halted", True)):
         folder = tmp_path / name
@@ -103,7 +103,7 @@ def test_with_fixed_shares_a_resumed_run_has_the_same_bits(tmp_path: Path) -> No
 
 
 def test_equal_shares_on_request(tmp_path: Path) -> None:
-    settings = Settings(wanted=2, shares=(1,))
+    settings = RunSettings(wanted=2, shares=(1,))
     with Rehearsal(
         train_unequal, partial(by_worker, (1.0, 5.0)), 2, workers=2, folder=tmp_path, settings=settings
     ) as run:
@@ -142,7 +142,7 @@ def test_a_straggler_is_let_go_if_asked_for_and_named_in_any_case(tmp_path: Path
     for is_dropped in (False, True):
         folder = tmp_path / str(is_dropped)
         folder.mkdir()
-        settings = Settings(wanted=3, drop_stragglers=is_dropped)
+        settings = RunSettings(wanted=3, drop_stragglers=is_dropped)
         with Rehearsal(train_unequal, slowness, 4, workers=3, folder=folder, settings=settings) as run:
             results = run.finish()
             warnings, drained = run.events("warning"), run.events("draining")

@@ -26,10 +26,10 @@ from trainers import BATCH, LENGTH, Numbered, check_alike, check_samples
 
 from paceline.checkpoint import Contents, find, write
 from paceline.checkpoint.files import Skipped
-from paceline.control.messages import NOTHING
+from paceline.control.messages.plan import NOTHING
+from paceline.errors import Evicted, NonFiniteGradient
 from paceline.testing.rehearsal import Rehearsal
 from paceline.train import saving, sources
-from paceline.train.errors import Evicted, NonFiniteGradient
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from paceline.collective import Group
-from paceline.control.member import Member
-from paceline.control.member_events import Give
-from paceline.control.messages import Plan, Seat, Start
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import Give
+from paceline.control.messages.plan import Plan, PlanStart, Seat
 from paceline.errors import ProtocolError
 from paceline.train import transfer
 from paceline.train.membership import Membership
@@ -126,7 +126,7 @@ def test_who_does_leases_copies_its_state_once_for_all_that_get_it() -> None:
     membership = Membership(Member("A"), "test")
     membership.connect(working, working, working)  # type: ignore[arg-type]
     seats = tuple(Seat(Card(name, "worker", "h", ("", 0), "", b"", False, ())) for name in "ABC")
-    plan = Plan(1, Start.FOUND, seats, 0, {"B": "A", "C": "A"})
+    plan = Plan(1, PlanStart.FOUND, seats, 0, {"B": "A", "C": "A"})
     for name in "BC":
         membership._give(Give(plan, name, whole=True))
         working.weights += 1.0  # the next lease

@@ -6,7 +6,7 @@ import io
 import threading
 import time
 
-from paceline.train.watchdog import Standing, Watchdog
+from paceline.train.watchdog import Watchdog, WorkerActivity
 
 
 class Log(io.StringIO):
@@ -28,7 +28,7 @@ def test_a_stuck_worker_names_its_operation_and_shows_its_stack() -> None:
     thread = threading.Thread(target=hang, args=(release,), name="training")
     thread.start()
     began = time.monotonic()
-    watchdog = Watchdog(lambda: Standing("worker w1 is in operation 7 (step)", began), stuck_s=0.05, log=log)
+    watchdog = Watchdog(lambda: WorkerActivity("worker w1 is in operation 7 (step)", began), stuck_s=0.05, log=log)
     assert log.written.wait(20)
     watchdog.close()
     release.set()
@@ -43,9 +43,9 @@ def test_a_worker_that_gets_on_says_nothing() -> None:
     log = Log()
     looks = threading.Semaphore(0)
 
-    def look() -> Standing:
+    def look() -> WorkerActivity:
         looks.release()
-        return Standing("worker w1 is in another operation each time", time.monotonic())
+        return WorkerActivity("worker w1 is in another operation each time", time.monotonic())
 
     watchdog = Watchdog(look, stuck_s=0.05, log=log)
     for _ in range(20):

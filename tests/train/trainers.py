@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from paceline.control.messages import NOTHING
-from paceline.control.progress import ProgressKeeper
+from paceline.control.messages.plan import NOTHING
+from paceline.control.messages.progress import ProgressKeeper
 from paceline.data.order import Orders
 from paceline.testing.rehearsal import say
 from paceline.train import transfer

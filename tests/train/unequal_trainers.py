@@ -18,7 +18,8 @@ from torch import nn
 from trainers import LENGTH, Numbered, digest, make_model
 
 from paceline.testing.rehearsal import say, worker_number
-from paceline.train import sharing, stepping
+from paceline.train import sharing
+from paceline.train.loops import steps as step_loop
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
@@ -62,7 +63,7 @@ def train_unequal(
     `enough`, it goes on until there is a file of that name. If `is_timed`, it measures by the clock on the wall."""
     work = Work()
     if not is_timed:
-        sharing.time = stepping.time = work  # type: ignore[attr-defined, assignment]
+        sharing.time = step_loop.time = work  # type: ignore[attr-defined, assignment]
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     me = worker_number()

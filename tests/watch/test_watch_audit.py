@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from watch_samples import step
 
-from paceline.control.reader import StepRecord
-from paceline.watch.audit import Audit, Span, audit, history_of
+from paceline.control.journal.reader import StepRecord
+from paceline.watch.audit import Audit, SampleSpan, audit, history_of
 
 QUICK = settings(deadline=None, max_examples=60)  # a busy machine is no fault of the code
 LENGTHS, BATCHES = st.integers(1, 200), st.integers(1, 40)
@@ -26,7 +26,7 @@ def faultless(length: int, batch: int, num_epochs: int) -> list[StepRecord]:
     ]
 
 
-def positions_in(spans: tuple[Span, ...]) -> set[int]:
+def positions_in(spans: tuple[SampleSpan, ...]) -> set[int]:
     return {position for span in spans for position in range(span.start, span.stop)}
 
 
@@ -70,7 +70,7 @@ def test_any_rows_are_counted_as_by_hand(length: int, batch: int, data: st.DataO
 def test_a_lost_step_and_a_step_done_twice_are_both_found(length: int, batch: int, data: st.DataObject) -> None:
     rows = faultless(length, batch, 2)
     victim = data.draw(st.sampled_from(rows[:-1]))  # of the last one nobody can know that it should be there
-    span = Span(victim.position, victim.position + victim.count)
+    span = SampleSpan(victim.position, victim.position + victim.count)
     without = audit([row for row in rows if row is not victim], length, batch)
     assert not without.is_exact
     assert positions_in(tuple(s for e in without.epochs for s in e.missing)) == positions_in((span,))
@@ -144,7 +144,7 @@ def test_faults_are_named_with_their_ranges() -> None:
 def test_an_epoch_that_was_passed_over_is_missing() -> None:
     result = audit([*faultless(10, 10, 1), step(3, 0, 10, epoch=2)], 10, 10)
     assert summary_of(result)[1] == "epoch 1: 0 of 10 samples, 10 missing"
-    assert result.epochs[1].unrecorded == (Span(2, 3),)
+    assert result.epochs[1].unrecorded == (SampleSpan(2, 3),)
 
 
 def test_what_came_before_the_beginning_is_not_missing() -> None:
@@ -152,8 +152,8 @@ def test_what_came_before_the_beginning_is_not_missing() -> None:
     result = audit(rows, 10, 4, begins_at=(1, 4))
     assert result.is_exact
     assert summary_of(result)[0] == "epoch 1: 6 of 10 samples, each once, from position 4 on"
-    assert audit(rows, 10, 4).epochs[0].missing == (Span(0, 10),)
-    assert audit(rows, 10, 4).epochs[0].unrecorded == (Span(1, 5),)
+    assert audit(rows, 10, 4).epochs[0].missing == (SampleSpan(0, 10),)
+    assert audit(rows, 10, 4).epochs[0].unrecorded == (SampleSpan(1, 5),)
 
 
 @pytest.mark.parametrize(("length", "batch"), [(0, 4), (10, 0)])

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 from watch_samples import EPOCH, START, a_whole_run, writing
 
-from paceline.control.journal import DATABASE
-from paceline.control.messages import Start
+from paceline.control.journal.journal import DATABASE
+from paceline.control.messages.plan import PlanStart
 from paceline.watch.display import RunConsole, watch
 from paceline.watch.follower import Follower, Trouble
 from paceline.watch.lines import Lines
@@ -180,13 +180,13 @@ def test_a_coordinator_that_restarts_is_followed(tmp_path: Path) -> None:
         with writing(tmp_path) as writer:
             writer.generation, writer.operation = 2, operation
             writer.say("running")
-            writer.plan("aaaaaaaaaaaaaaaa", start=Start.RECOVER, base=operation)
+            writer.plan("aaaaaaaaaaaaaaaa", start=PlanStart.RECOVER, base=operation)
             writer.steps(2, EPOCH[:1])
             shown.see("running epoch 3/3 (32%) step 9")
 
 
 def test_a_database_that_is_locked_is_read_when_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.control.reader.BUSY_S", 0.01)
+    monkeypatch.setattr("paceline.control.journal.reader.BUSY_S", 0.01)
     with writing(tmp_path) as writer:
         a_whole_run(writer)
     holder = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
@@ -222,7 +222,7 @@ def test_very_many_members_fit_on_any_screen(tmp_path: Path, width: int, height:
         writer.say("running")
         for rank in range(100):
             writer.member(f"{rank:016}", rank)
-        writer.plan(*(f"{rank:016}" for rank in range(100)), start=Start.FOUND, base=0)
+        writer.plan(*(f"{rank:016}" for rank in range(100)), start=PlanStart.FOUND, base=0)
         writer.steps(0, EPOCH[:2])
         with contextlib.closing(Follower(tmp_path)) as follower:
             look = follower.look()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from watch_samples import EPOCH, a_whole_run, plan_row, step, writing
 
-from paceline.control.messages import Start
-from paceline.control.reader import RunReader, StepRecord
+from paceline.control.journal.reader import RunReader, StepRecord
+from paceline.control.messages.plan import PlanStart
 from paceline.watch.history import losses, metrics, standing_steps
 from paceline.watch.look import RecentSteps, look_at
 
@@ -31,7 +31,7 @@ def test_what_a_rollback_took_back_does_not_count(tmp_path: Path, monkeypatch: p
         recent = RecentSteps()
         assert [row.operation for row in recent.update(reader, reader.plans(), 8)] == list(range(1, 9))
         writer.now += 1.0
-        writer.plan("cccccccccccccccc", start=Start.FOUND, base=5)
+        writer.plan("cccccccccccccccc", start=PlanStart.FOUND, base=5)
         # The newest founding has no row of its own yet.
         assert losses(reader).operations == [1, 2, 3, 4, 5]
         assert metrics(reader)["accuracy"] == ([4], [0.75])
@@ -50,9 +50,13 @@ def test_what_a_rollback_took_back_does_not_count(tmp_path: Path, monkeypatch: p
 
 def test_foundings_leave_what_they_started_from() -> None:
     rows = [step(1, 0, 4), step(2, 4, 4), step(3, 8, 4, founding=3), step(4, 12, 4, founding=3), step(5, 16, 4)]
-    plans = [plan_row(1, Start.FOUND, 0, 0), plan_row(2, Start.RECOVER, 1, 1), plan_row(3, Start.FOUND, 2, 2)]
+    plans = [
+        plan_row(1, PlanStart.FOUND, 0, 0),
+        plan_row(2, PlanStart.RECOVER, 1, 1),
+        plan_row(3, PlanStart.FOUND, 2, 2),
+    ]
     assert [row.operation for row in standing_steps(rows, plans)] == [1, 2, 3, 4]
-    plans.append(plan_row(4, Start.FOUND, 3, 3))
+    plans.append(plan_row(4, PlanStart.FOUND, 3, 3))
     assert [row.operation for row in standing_steps(rows, plans)] == [1, 2, 3]
 
 

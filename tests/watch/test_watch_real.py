@@ -9,7 +9,7 @@ from pathlib import Path
 from control_helpers import eventually, new_config, serving, training
 from rich.console import Console
 
-from paceline.control.reader import RunReader
+from paceline.control.journal.reader import RunReader
 from paceline.watch import status
 from paceline.watch.display import watch
 from paceline.watch.history import losses

@@ -11,9 +11,9 @@ from test_watch_display import watching
 from test_watch_status import drawn
 from watch_samples import START, Writer, a_whole_run, writing
 
-from paceline.control.labels import write_started
-from paceline.control.messages import Start
-from paceline.control.reader import RunReader
+from paceline.control.journal.labels import write_started
+from paceline.control.journal.reader import RunReader
+from paceline.control.messages.plan import PlanStart
 from paceline.watch import status
 from paceline.watch.follower import Follower
 from paceline.watch.lines import progress_line
@@ -27,7 +27,7 @@ WORKER, FIRST, SECOND = "aaaaaaaaaaaaaaaa", "cccccccccccccccc", "ddddddddddddddd
 def served(writer: Writer, **fields: object) -> None:
     """A worker and two servers, of which this machine started the first as s0."""
     writer.say("running")
-    writer.plan(WORKER, start=Start.FOUND, base=0)
+    writer.plan(WORKER, start=PlanStart.FOUND, base=0)
     writer.member(WORKER, 0)
     writer.server(FIRST, pid=51, host=platform.node())
     writer.server(SECOND, **fields)

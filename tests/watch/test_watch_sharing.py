@@ -10,8 +10,8 @@ from test_watch_display import watching
 from test_watch_status import drawn
 from watch_samples import Writer, a_whole_run, writing
 
-from paceline.control.journal import MemberState
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import MemberState
+from paceline.control.journal.reader import RunReader
 from paceline.watch import status
 
 REASON = "16:16 became 21:11: bbbbbbbbbbbbbbbb takes 61 ms for 16 samples, aaaaaaaaaaaaaaaa 32 ms for 16 samples"

@@ -18,11 +18,11 @@ import pytest
 from rich.console import Console
 from watch_samples import EPOCH, START, Writer, a_whole_run, step, writing
 
-from paceline.control.folder import LOCK_FILE
-from paceline.control.journal import JournalError
-from paceline.control.labels import LABELS_FILE
-from paceline.control.messages import Start
-from paceline.control.reader import STARTING, RunReader, StepRecord
+from paceline.control.journal.folder import LOCK_FILE
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.labels import LABELS_FILE
+from paceline.control.journal.reader import STARTING, RunReader, StepRecord
+from paceline.control.messages.plan import PlanStart
 from paceline.watch import status
 from paceline.watch.look import QUIET_S, look_at, speed
 from paceline.watch.summary import summarise
@@ -187,7 +187,7 @@ def test_a_last_state_that_is_not_saved_is_shown_until_the_run_goes_on(tmp_path:
             assert status.as_json(reader)["run"]["not_saved"] == "the state after operation 8 is in no checkpoint"
             assert "\nnot saved: the state after operation 8 is in no checkpoint" in drawn(reader)
             assert "not saved: the state after operation 8 is in no checkpoint" in summarise(reader)
-        writer.plan("aaaaaaaaaaaaaaaa", start=Start.FOUND, base=4)
+        writer.plan("aaaaaaaaaaaaaaaa", start=PlanStart.FOUND, base=4)
         with RunReader(tmp_path) as reader:
             assert status.as_json(reader)["run"]["not_saved"] is None
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from watch_samples import EPOCH, START, a_whole_run, event_row, plan_row, step, writing
 
-from paceline.control.messages import Start
-from paceline.control.reader import RunReader, StepRecord
+from paceline.control.journal.reader import RunReader, StepRecord
+from paceline.control.messages.plan import PlanStart
 from paceline.watch.summary import find_outages, summarise
 
 
@@ -67,7 +67,7 @@ def test_an_interrupted_epoch_and_unknown_figures(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_from_another_folder_does_not_miss_what_was_done_there(tmp_path: Path) -> None:
     with writing(tmp_path) as writer:
-        writer.plan("aaaaaaaaaaaaaaaa", start=Start.FOUND, base=5)
+        writer.plan("aaaaaaaaaaaaaaaa", start=PlanStart.FOUND, base=5)
         writer.say("ended")
         writer.steps(1, EPOCH[1:])
         lines = lines_of(tmp_path)
@@ -89,7 +89,11 @@ def at(operation: int, time: float, generation: int) -> StepRecord:
 
 
 def test_an_outage_is_the_time_between_steps_around_a_loss() -> None:
-    plans = [plan_row(1, Start.FOUND, 0, 0), plan_row(2, Start.RECOVER, 11, 2), plan_row(3, Start.SWITCH, 20)]
+    plans = [
+        plan_row(1, PlanStart.FOUND, 0, 0),
+        plan_row(2, PlanStart.RECOVER, 11, 2),
+        plan_row(3, PlanStart.SWITCH, 20),
+    ]
     steps = [at(1, 8, 1), at(2, 9, 1), at(3, 12.5, 2), at(4, 30, 3)]
     (outage,) = find_outages(steps, plans, [event_row("dead", 10), event_row("joined", 19)])
     assert (outage.since, outage.until) == (START + 9, START + 12.5)
@@ -98,21 +102,25 @@ def test_an_outage_is_the_time_between_steps_around_a_loss() -> None:
 
 
 def test_a_row_that_the_next_main_worker_recorded_does_not_shorten_it() -> None:
-    plans = [plan_row(1, Start.FOUND, 0, 0), plan_row(2, Start.RECOVER, 11, 2)]
+    plans = [plan_row(1, PlanStart.FOUND, 0, 0), plan_row(2, PlanStart.RECOVER, 11, 2)]
     steps = [at(1, 8, 1), at(2, 12.4, 1), at(3, 12.5, 2)]
     (outage,) = find_outages(steps, plans, [event_row("evicted", 10)])
     assert (outage.since, outage.until) == (START + 10, START + 12.5)
 
 
 def test_two_losses_before_a_step_are_one_outage_with_both_causes() -> None:
-    plans = [plan_row(1, Start.FOUND, 0, 0), plan_row(2, Start.RECOVER, 11, 2), plan_row(3, Start.RECOVER, 14, 2)]
+    plans = [
+        plan_row(1, PlanStart.FOUND, 0, 0),
+        plan_row(2, PlanStart.RECOVER, 11, 2),
+        plan_row(3, PlanStart.RECOVER, 14, 2),
+    ]
     steps = [at(1, 8, 1), at(2, 9, 1), at(3, 16, 3)]
     (outage,) = find_outages(steps, plans, [event_row("dead", 10), event_row("dead", 13)])
     assert (outage.since, outage.until, len(outage.causes)) == (START + 9, START + 16, 2)
 
 
 def test_a_founding_from_a_checkpoint_and_an_outage_without_an_end() -> None:
-    plans = [plan_row(1, Start.FOUND, 0, 0), plan_row(2, Start.FOUND, 20, 1)]
+    plans = [plan_row(1, PlanStart.FOUND, 0, 0), plan_row(2, PlanStart.FOUND, 20, 1)]
     steps = [at(1, 5, 1)]
     (outage,) = find_outages(steps, plans, [event_row("dead", 10)])
     assert (outage.since, outage.until, outage.founded_from) == (START + 10, 0.0, 1)
@@ -120,6 +128,6 @@ def test_a_founding_from_a_checkpoint_and_an_outage_without_an_end() -> None:
 
 
 def test_what_came_before_any_step_is_no_outage() -> None:
-    plans = [plan_row(1, Start.FOUND, 0, 0), plan_row(2, Start.FOUND, 5, 0)]
+    plans = [plan_row(1, PlanStart.FOUND, 0, 0), plan_row(2, PlanStart.FOUND, 5, 0)]
     assert find_outages([at(1, 8, 2)], plans, [event_row("dead", 3)]) == []
     assert find_outages([], plans, [event_row("dead", 3)]) == []

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from paceline.control import journal as journals
-from paceline.control.journal import Happening, Journal, MemberState
-from paceline.control.messages import Plan, Seat, Start
-from paceline.control.progress import MetricRow, StepRow
-from paceline.control.reader import EventRow, PlanRow, StepRecord
+from paceline.control.journal import journal as journals
+from paceline.control.journal.journal import Happening, Journal, MemberState
+from paceline.control.journal.reader import EventRow, PlanRow, StepRecord
+from paceline.control.messages.plan import Plan, PlanStart, Seat
+from paceline.control.messages.progress import MetricRow, StepRow
 from paceline.wire.card import Card
 
 LENGTH, BATCH = 100, 32
@@ -37,12 +37,12 @@ class Writer:
         run = {"name": "digits", "status": status, "reason": reason, "started": str(START), **FACTS, **more}
         self.journal.record(run=run)
 
-    def plan(self, *members: str, start: Start = Start.SWITCH, base: int = -1) -> None:
+    def plan(self, *members: str, start: PlanStart = PlanStart.SWITCH, base: int = -1) -> None:
         self.generation += 1
         plan = Plan(self.generation, start, tuple(Seat(_card(name), 16) for name in members), base)
         text = f"generation {self.generation} ({start.value}): {', '.join(members)}"
         self.journal.commit({}, [Happening(1, "plan", "", text)], [plan])
-        if start is Start.FOUND:
+        if start is PlanStart.FOUND:
             self.operation = max(0, base)
 
     def event(self, kind: str, member: str = "", text: str = "") -> None:
@@ -101,7 +101,7 @@ def a_whole_run(writer: Writer) -> None:
     writer.say("gathering")
     writer.newcomer("aaaaaaaaaaaaaaaa", "process 1 on lab-1")
     writer.newcomer("bbbbbbbbbbbbbbbb", "process 2 on lab-2")
-    writer.plan("aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", start=Start.FOUND, base=0)
+    writer.plan("aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", start=PlanStart.FOUND, base=0)
     writer.say("running")
     writer.member("aaaaaaaaaaaaaaaa", 0)
     writer.member("bbbbbbbbbbbbbbbb", 1)
@@ -112,7 +112,7 @@ def a_whole_run(writer: Writer) -> None:
     writer.event("dead", "bbbbbbbbbbbbbbbb", "process 2 was killed by signal 9")
     writer.member("bbbbbbbbbbbbbbbb", -1, fate="dead", reason="process 2 was killed by signal 9")
     writer.now += 1.0
-    writer.plan("aaaaaaaaaaaaaaaa", start=Start.RECOVER, base=6)
+    writer.plan("aaaaaaaaaaaaaaaa", start=PlanStart.RECOVER, base=6)
     writer.steps(1, EPOCH[2:])
     writer.metric("accuracy", 0.875)
 
@@ -121,7 +121,7 @@ def step(operation: int, position: int, count: int, *, epoch: int = 0, founding:
     return StepRecord(operation, START + operation, founding, epoch, position, count, 0.5, 1.0, founding, times)
 
 
-def plan_row(generation: int, start: Start, at: float, base: int = -1) -> PlanRow:
+def plan_row(generation: int, start: PlanStart, at: float, base: int = -1) -> PlanRow:
     return PlanRow(generation, START + at, start.value, base, ("a",), (1,))
 
 

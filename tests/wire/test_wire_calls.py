@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import CallFailed, ConnectionLost, DeadlineExceeded, ProtocolError
-from paceline.wire.calls import Call, Handler, Reply, call, serve, stream
+from paceline.wire.calls import CallBody, Handler, Reply, call, serve, stream
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.waiting import Wanted
@@ -20,42 +20,42 @@ from wire.wire_helpers import PAIRS, WAIT_S, connected, in_background, soon
 BIG = 4 << 20
 
 
-def add(request: Call, _: list[torch.Tensor]) -> Reply:
+def add(request: CallBody, _: list[torch.Tensor]) -> Reply:
     one, other = request.read(tuple[int, int])
     return Reply(one + other)
 
 
-def double(_: Call, tensors: list[torch.Tensor]) -> Reply:
+def double(_: CallBody, tensors: list[torch.Tensor]) -> Reply:
     return Reply(None, [tensor * 2 for tensor in tensors])
 
 
-def count(request: Call, _: list[torch.Tensor]) -> Iterator[Reply]:
+def count(request: CallBody, _: list[torch.Tensor]) -> Iterator[Reply]:
     for number in range(request.read(int)):
         yield Reply(number, [torch.full((2,), number)])
 
 
-def fail(_: Call, __: list[torch.Tensor]) -> Reply:
+def fail(_: CallBody, __: list[torch.Tensor]) -> Reply:
     raise KeyError("no such shard")
 
 
-def fail_late(_: Call, __: list[torch.Tensor]) -> Iterator[Reply]:
+def fail_late(_: CallBody, __: list[torch.Tensor]) -> Iterator[Reply]:
     yield Reply(1)
     raise RuntimeError("the disk is full")
 
 
-def lose_another(_: Call, __: list[torch.Tensor]) -> Reply:
+def lose_another(_: CallBody, __: list[torch.Tensor]) -> Reply:
     raise ConnectionLost("the backup closed the connection")
 
 
-def answer_with_a_view(_: Call, __: list[torch.Tensor]) -> Reply:
+def answer_with_a_view(_: CallBody, __: list[torch.Tensor]) -> Reply:
     return Reply(None, [torch.zeros(4, 4).t()])
 
 
-def yield_a_view(_: Call, __: list[torch.Tensor]) -> Iterator[Reply]:
+def yield_a_view(_: CallBody, __: list[torch.Tensor]) -> Iterator[Reply]:
     yield Reply(None, [torch.zeros(4, 4).t()])
 
 
-def yield_big(_: Call, __: list[torch.Tensor]) -> Iterator[Reply]:
+def yield_big(_: CallBody, __: list[torch.Tensor]) -> Iterator[Reply]:
     yield Reply(None, [torch.zeros(BIG)])
 
 

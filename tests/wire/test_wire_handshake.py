@@ -22,7 +22,7 @@ from paceline.wire.connection import Connection
 from paceline.wire.dialing import connect, dial, wrap_tls
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.frame import HANDSHAKE_LIMITS
-from paceline.wire.handshake import VERSION, Answer, Challenge, Credentials, Hello
+from paceline.wire.handshake import VERSION, Challenge, Credentials, HandshakeAnswer, Hello
 from paceline.wire.identity import Identity, fingerprint_of, verify
 from paceline.wire.waiting import PLAIN
 from wire.wire_helpers import SECRET, WAIT_S, assert_serves, credentials, eventually, in_background, soon, visit
@@ -96,7 +96,7 @@ def test_the_listeners_proof_does_not_serve_as_the_dialers(
         mine = Identity()
         connection.send("hello", hello_of(mine), deadline=soon())
         challenge = receive(connection, Challenge)
-        answer = Answer(challenge.proof, mine.certificate, b"", "room/x")
+        answer = HandshakeAnswer(challenge.proof, mine.certificate, b"", "room/x")
         connection.send("answer", answer, deadline=soon())
         assert_refused(caplog, "does not have the secret of this run")
 
@@ -221,7 +221,7 @@ def relay_to(
         with contextlib.suppress(Exception), reached(endpoint) as real:
             pass_on(victim, real, "hello", Hello)
             pass_on(real, victim, "challenge", Challenge)
-            pass_on(victim, real, "answer", Answer)
+            pass_on(victim, real, "answer", HandshakeAnswer)
             pass_on(real, victim, "welcome", handshake.Welcome)
             welcomed.append("the relay")
 

@@ -10,8 +10,8 @@ step, all workers see all rows, and each computes the same shares for the next s
 new group and no coordinator, and a worker that slows down is relieved as soon as three of its steps have shown it.
 """
 
-from paceline.balance.balance import Balance, Measure, Shares
+from paceline.balance.balance import Balance, Shares, StepTiming
 from paceline.balance.division import Pace, divide
 from paceline.balance.minimum import Minimum
 
-__all__ = ["Balance", "Measure", "Minimum", "Pace", "Shares", "divide"]
+__all__ = ["Balance", "Minimum", "Pace", "Shares", "StepTiming", "divide"]

@@ -44,7 +44,7 @@ class Shares(NamedTuple):
     parts: tuple[int, ...]
 
 
-class Measure(NamedTuple):
+class StepTiming(NamedTuple):
     """What a worker says of a step: how long it was busy with how many samples, 0 if it was no usual step; how long it
     spent in the reduction of the step before; the most samples that fit, 0 for all."""
 
@@ -68,7 +68,7 @@ class Seated(Protocol):
     def tried(self) -> tuple[float, float] | None: ...
 
 
-class Worker(msgspec.Struct, frozen=True, array_like=True):
+class WorkerSpeed(msgspec.Struct, frozen=True, array_like=True):
     member: str
     host: str
     capacity: float  # beside the others, 0 if it was not declared
@@ -80,7 +80,7 @@ class Balance(msgspec.Struct, frozen=True):
     """`reason` says why the shares were changed last. `burden` is a worker without which the run would be faster, and
     `why_burden` the figures."""
 
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[WorkerSpeed, ...] = ()
     shares: tuple[int, ...] = ()
     version: int = 0
     reason: str = ""
@@ -106,7 +106,7 @@ class Balance(msgspec.Struct, frozen=True):
             if worker.estimate.is_measured:
                 hosts[worker.host] = worker.estimate.pace()[:2]
         workers = tuple(
-            known.get(seat.member) or Worker(seat.member, seat.host, seat.capacity, _hint(seat, hosts), Estimate())
+            known.get(seat.member) or WorkerSpeed(seat.member, seat.host, seat.capacity, _hint(seat, hosts), Estimate())
             for seat in seats
         )
         paces = _paces(workers)
@@ -123,7 +123,7 @@ class Balance(msgspec.Struct, frozen=True):
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
-    def observed(self, measures: Sequence[Measure], total: int, minimum: int) -> Balance:
+    def observed(self, measures: Sequence[StepTiming], total: int, minimum: int) -> Balance:
         """After a step; `measures` by rank."""
         workers = tuple(_seen(worker, measure) for worker, measure in zip(self.workers, measures, strict=True))
         new = msgspec.structs.replace(self, workers=workers, exposed_s=self._exposed(measures))
@@ -134,7 +134,7 @@ class Balance(msgspec.Struct, frozen=True):
             return new._relieved(paces, total, minimum)
         return new._weighed(paces, total, minimum)._divided(paces, total, minimum)
 
-    def _exposed(self, measures: Sequence[Measure]) -> float:
+    def _exposed(self, measures: Sequence[StepTiming]) -> float:
         """Who came last to a reduction waited for nobody in it."""
         reduced = [measure.reduced_s for measure in measures if measure.reduced_s > 0]
         if not reduced or not math.isfinite(least := min(reduced)):
@@ -212,14 +212,14 @@ def _hint(seat: Seated, hosts: Mapping[str, tuple[float, float]]) -> tuple[float
     return seat.tried or hosts.get(seat.host)
 
 
-def _seen(worker: Worker, measure: Measure) -> Worker:
+def _seen(worker: WorkerSpeed, measure: StepTiming) -> WorkerSpeed:
     estimate = worker.estimate.seen(measure.samples, measure.busy_s, measure.limit)
     if estimate is worker.estimate:
         return worker
     return msgspec.structs.replace(worker, estimate=estimate)
 
 
-def _paces(workers: Sequence[Worker]) -> list[Pace]:
+def _paces(workers: Sequence[WorkerSpeed]) -> list[Pace]:
     """Measured, or believed."""
     known = [_known_pace(worker) for worker in workers]
     whole = sorted(
@@ -234,13 +234,13 @@ def _paces(workers: Sequence[Worker]) -> list[Pace]:
     ]
 
 
-def _known_pace(worker: Worker) -> Pace | None:
+def _known_pace(worker: WorkerSpeed) -> Pace | None:
     if worker.estimate.is_measured:
         return worker.estimate.pace()
     return Pace(*worker.hint, worker.estimate.limit) if worker.hint is not None else None
 
 
-def _settled(workers: Sequence[Worker]) -> tuple[Worker, ...]:
+def _settled(workers: Sequence[WorkerSpeed]) -> tuple[WorkerSpeed, ...]:
     return tuple(msgspec.structs.replace(worker, estimate=worker.estimate.settled()) for worker in workers)
 
 
@@ -261,12 +261,12 @@ def _is_overfull(paces: Sequence[Pace], shares: Sequence[int]) -> bool:
     return any(0 < pace.limit < share for pace, share in zip(paces, shares, strict=True))
 
 
-def _reason(workers: Sequence[Worker], paces: Sequence[Pace], before: Sequence[int], after: Sequence[int]) -> str:
+def _reason(workers: Sequence[WorkerSpeed], paces: Sequence[Pace], before: Sequence[int], after: Sequence[int]) -> str:
     """What became of the shares, and why: by the times that the change was decided with."""
     return f"{_listed(before)} became {_listed(after)}: {_cause(workers, paces, before, after)}"
 
 
-def _cause(workers: Sequence[Worker], paces: Sequence[Pace], before: Sequence[int], after: Sequence[int]) -> str:
+def _cause(workers: Sequence[WorkerSpeed], paces: Sequence[Pace], before: Sequence[int], after: Sequence[int]) -> str:
     """The step was as long as its slowest worker, which gets less; of the others, the one with the most to gain gets
     most of that."""
     overfull = [rank for rank, pace in enumerate(paces) if after[rank] <= pace.limit < before[rank]]

@@ -19,7 +19,7 @@ class Minimum(NamedTuple):
 
 ANY = Minimum()
 
-# BatchNorm raises on one sample. Why 4 are wanted (benchmarks/batch_norm.py, 12 seeds, global batch of 32): where a
+# BatchNorm raises on one sample. Why 4 are wanted (benchmarks.batch_norm, 12 seeds, global batch of 32): where a
 # layer gets one value a sample, a worker with 2 samples cost 9.7 points of accuracy (± 3.6), one with 3 to 8
 # between 0.6 and 1.4 (± 0.4), not in the order of their shares, and 3 was worse than 4. After convolutions it
 # was 0.2 less to 0.9 more, in no order either. So 2 is too few, and that more than 4 would be better was not

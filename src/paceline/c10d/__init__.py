@@ -9,15 +9,7 @@ docs/torch.md, and ARCHITECTURE.md, "torch.distributed".
 
 from __future__ import annotations
 
-from paceline.c10d.errors import (
-    Aborted,
-    Mismatch,
-    OutOfMemory,
-    PeerLost,
-    TimedOut,
-    Unreachable,
-    WrongCall,
-)
+from paceline.c10d.errors import Aborted, OutOfMemory, TimedOut, TorchMismatch, TorchPeerLost, Unreachable, WrongCall
 from paceline.c10d.options import Options
 from paceline.c10d.process_group import ProcessGroup
 from paceline.c10d.registering import register
@@ -26,13 +18,13 @@ from paceline.store.torch_store import StoreFailed
 
 __all__ = [
     "Aborted",
-    "Mismatch",
     "Options",
     "OutOfMemory",
-    "PeerLost",
     "ProcessGroup",
     "StoreFailed",
     "TimedOut",
+    "TorchMismatch",
+    "TorchPeerLost",
     "Unreachable",
     "WrongCall",
     "regroup",

@@ -2,7 +2,7 @@
 
 The methods of a process group are called by torch.distributed with lists of one tensor and an options object, and by
 people with a tensor and plain arguments: `pg.allreduce([t], opts)`, `pg.allreduce(t, ReduceOp.MAX)`,
-`pg.broadcast(t, root=1)`. Both come out of here as a `Call`.
+`pg.broadcast(t, root=1)`. Both come out of here as a `TorchCall`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REDUCTIONS = (
 _SAME_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
-class Call(NamedTuple):
+class TorchCall(NamedTuple):
     """`timeout_s` is None where the group's own counts; `is_async` says that the caller does not wait at once."""
 
     op: str
@@ -41,7 +41,7 @@ class Call(NamedTuple):
     is_async: bool
 
 
-def read(opts: Any, op: Any = None, root: int = 0, timeout: timedelta | None = None) -> Call:
+def read(opts: Any, op: Any = None, root: int = 0, timeout: timedelta | None = None) -> TorchCall:
     """From an options object, or from plain arguments."""
     if isinstance(opts, timedelta):
         opts, timeout = None, opts
@@ -50,9 +50,9 @@ def read(opts: Any, op: Any = None, root: int = 0, timeout: timedelta | None = N
     elif opts is not None and not hasattr(opts, "asyncOp"):
         opts, op = None, opts
     if opts is None:
-        return Call(_name_of(ReduceOp.SUM if op is None else op), root, seconds(timeout), True)
+        return TorchCall(_name_of(ReduceOp.SUM if op is None else op), root, seconds(timeout), True)
     name = _name_of(opts.reduceOp) if hasattr(opts, "reduceOp") else "sum"
-    return Call(name, getattr(opts, "rootRank", 0), seconds(opts.timeout), opts.asyncOp)
+    return TorchCall(name, getattr(opts, "rootRank", 0), seconds(opts.timeout), opts.asyncOp)
 
 
 def _name_of(op: Any) -> str:

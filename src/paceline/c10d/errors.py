@@ -26,11 +26,11 @@ import torch.distributed as dist
 from paceline import errors
 
 
-class PeerLost(errors.PeerLost, dist.DistBackendError):
+class TorchPeerLost(errors.PeerLost, dist.DistBackendError):
     pass
 
 
-class Mismatch(errors.Mismatch, dist.DistBackendError):
+class TorchMismatch(errors.Mismatch, dist.DistBackendError):
     pass
 
 
@@ -59,9 +59,9 @@ def translate(error: BaseException) -> BaseException:
     if isinstance(error, dist.DistError):
         return error
     if isinstance(error, errors.PeerLost):
-        return PeerLost(str(error), member=error.member, rank=error.rank, died=error.died)
+        return TorchPeerLost(str(error), member=error.member, rank=error.rank, died=error.died)
     if isinstance(error, errors.Mismatch):
-        return Mismatch(str(error), is_internal=error.is_internal)
+        return TorchMismatch(str(error), is_internal=error.is_internal)
     if isinstance(error, errors.GroupError):
         return Aborted(str(error))
     if isinstance(error, errors.DeadlineExceeded):

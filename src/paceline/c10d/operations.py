@@ -2,8 +2,8 @@
 other.
 
 Every operation is put into the group's one sequence. Where the caller waits at once (`async_op=False`) it is done on
-the calling thread; else on the group's own, in the order of the calls, and the `Work` tells when. Sends and receives
-are beside that sequence: to one peer in order, received by tag.
+the calling thread; else on the group's own, in the order of the calls, and the `TorchWork` tells when. Sends and
+receives are beside that sequence: to one peer in order, received by tag.
 
 Tensors are CPU tensors; contiguous ones are used where they lie, others through a copy. Those of a type that the group
 does not know are moved as plain bytes.
@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from paceline.c10d import calling, moves
-from paceline.c10d.calling import Call, even_parts, movable, only, only_list, require_dense, split_rows
+from paceline.c10d.calling import TorchCall, even_parts, movable, only, only_list, require_dense, split_rows
 from paceline.c10d.errors import WrongCall, translated
-from paceline.c10d.work import Tensors, Work
+from paceline.c10d.work import Tensors, TorchWork
 from paceline.collective import Group, Handle
 from paceline.collective.arguments import check_same, check_tensor
 from paceline.collective.reductions import find
@@ -40,7 +40,7 @@ class Operations(_Base):  # type: ignore[misc]
 
     # -- reductions --------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
+    def allreduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> TorchWork:
         call, tensor = calling.read(opts, op, timeout=timeout), only("all_reduce", tensors)
         if tensor.layout is torch.sparse_coo:
             if call.op != "sum":
@@ -60,7 +60,7 @@ class Operations(_Base):  # type: ignore[misc]
             [tensor], lambda: self.group.all_reduce(tensor, call.op, async_op=call.is_async, timeout_s=call.timeout_s)
         )
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
         call = calling.read(opts)
         with translated():
             for tensor in tensors:
@@ -75,7 +75,7 @@ class Operations(_Base):  # type: ignore[misc]
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, root: int = 0
-    ) -> Work:
+    ) -> TorchWork:
         call, tensor = calling.read(opts, op, root, timeout), only("reduce", tensors)
         return self._start(
             [tensor],
@@ -84,7 +84,7 @@ class Operations(_Base):  # type: ignore[misc]
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
-    ) -> Work:
+    ) -> TorchWork:
         call = calling.read(opts, op, timeout=timeout)
         output, parts = only("reduce_scatter", outputs), only_list("reduce_scatter", inputs)
         return self._start(
@@ -92,14 +92,14 @@ class Operations(_Base):  # type: ignore[misc]
             lambda: self.group.reduce_scatter(output, parts, call.op, async_op=call.is_async, timeout_s=call.timeout_s),
         )
 
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> TorchWork:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> Work:
+    ) -> TorchWork:
         call, name = calling.read(opts), "reduce_scatter_tensor"
         with translated():
             for output, tensor in zip(outputs, inputs, strict=True):
@@ -117,7 +117,7 @@ class Operations(_Base):  # type: ignore[misc]
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work:
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> TorchWork:
         call, tensor = calling.read(opts, None, root, timeout), only("broadcast", tensors)
         data = movable(tensor)
         return self._start(
@@ -125,7 +125,7 @@ class Operations(_Base):  # type: ignore[misc]
             lambda: self.group.broadcast(data, call.root, async_op=call.is_async, timeout_s=call.timeout_s),
         )
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> TorchWork:
         call = calling.read(opts, timeout=timeout)
         parts, tensor = only_list("all_gather", outputs), only("all_gather", inputs)
         self._check_list("all_gather", parts, tensor)
@@ -137,7 +137,7 @@ class Operations(_Base):  # type: ignore[misc]
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> Work:
+    ) -> TorchWork:
         """outputs[r] becomes the inputs of rank r."""
         call, name = calling.read(opts), "all_gather_coalesced"
         for parts in outputs:
@@ -156,14 +156,14 @@ class Operations(_Base):  # type: ignore[misc]
 
         return self._together(name, outputs, call, job)
 
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> TorchWork:
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> Work:
+    ) -> TorchWork:
         call, name = calling.read(opts), "all_gather_into_tensor"
         with translated():
             for output, tensor in zip(outputs, inputs, strict=True):
@@ -180,7 +180,7 @@ class Operations(_Base):  # type: ignore[misc]
 
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0
-    ) -> Work:
+    ) -> TorchWork:
         call, tensor = calling.read(opts, None, root, timeout), only("gather", inputs)
         parts = only_list("gather", outputs) if len(outputs) else None
         if parts is not None:
@@ -193,7 +193,7 @@ class Operations(_Base):  # type: ignore[misc]
 
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0
-    ) -> Work:
+    ) -> TorchWork:
         call, output = calling.read(opts, None, root, timeout), only("scatter", outputs)
         parts = only_list("scatter", inputs) if len(inputs) else None
         if parts is not None:
@@ -210,7 +210,7 @@ class Operations(_Base):  # type: ignore[misc]
         inputs: Sequence[torch.Tensor],
         opts: Any = None,
         timeout: timedelta | None = None,
-    ) -> Work:
+    ) -> TorchWork:
         call = calling.read(opts, timeout=timeout)
         arriving, leaving = [movable(tensor) for tensor in outputs], [movable(tensor) for tensor in inputs]
         return self._start(
@@ -226,7 +226,7 @@ class Operations(_Base):  # type: ignore[misc]
         input_splits: Sequence[int] | None = None,
         opts: Any = None,
         timeout: timedelta | None = None,
-    ) -> Work:
+    ) -> TorchWork:
         call, name = calling.read(opts, timeout=timeout), "all_to_all_single"
         arriving = split_rows(f"{name}, output", output, output_splits, self.group.size)
         leaving = split_rows(f"{name}, input", tensor, input_splits, self.group.size)
@@ -250,7 +250,7 @@ class Operations(_Base):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> TorchWork:
         call = calling.read(opts, timeout=timeout)
         return self._start([], lambda: self.group.barrier(async_op=call.is_async, timeout_s=call.timeout_s))
 
@@ -261,30 +261,30 @@ class Operations(_Base):  # type: ignore[misc]
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def send(self, tensors: Any, rank: int, tag: int = 0) -> Work:
+    def send(self, tensors: Any, rank: int, tag: int = 0) -> TorchWork:
         tensor = require_dense("send", only("send", tensors))
         data = movable(tensor)
         return self._start([tensor], lambda: self.group.send(data, rank, tag=tag, async_op=True))
 
-    def recv(self, tensors: Any, rank: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Any, rank: int, tag: int = 0) -> TorchWork:
         return self._receive(tensors, rank, tag)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> TorchWork:
         return self._receive(tensors, None, tag)
 
-    def _receive(self, tensors: Any, rank: int | None, tag: int) -> Work:
+    def _receive(self, tensors: Any, rank: int | None, tag: int) -> TorchWork:
         tensor = require_dense("recv", only("recv", tensors))
         data = movable(tensor)
         return self._start([tensor], lambda: self.group.recv(data, rank, tag=tag, async_op=True))
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _start(self, tensors: Tensors, start: Callable[[], Handle]) -> Work:
+    def _start(self, tensors: Tensors, start: Callable[[], Handle]) -> TorchWork:
         self._num_operations += 1
         with translated():
-            return Work(start(), tensors)
+            return TorchWork(start(), tensors)
 
-    def _together(self, name: str, tensors: Tensors, call: Call, job: Callable[[], None]) -> Work:
+    def _together(self, name: str, tensors: Tensors, call: TorchCall, job: Callable[[], None]) -> TorchWork:
         return self._start(tensors, lambda: self.group.together(name, job, async_op=call.is_async))
 
     def _check_list(self, name: str, parts: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:

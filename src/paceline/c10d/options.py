@@ -34,7 +34,7 @@ class Closeable(Protocol):
     def close(self) -> None: ...
 
 
-class Formed:
+class FormedGroup:
     """A group that exists already, to be torch's next one, the first one of these processes, and what is to be closed
     after both."""
 

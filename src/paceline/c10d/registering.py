@@ -13,13 +13,13 @@ from torch.distributed import distributed_c10d
 
 from paceline.c10d import rendezvous
 from paceline.c10d.errors import WrongCall, translated
-from paceline.c10d.options import Formed, Options
+from paceline.c10d.options import FormedGroup, Options
 from paceline.c10d.process_group import NAME, ProcessGroup
 
 
 def create(given: Any, options: Any) -> ProcessGroup:
     """What torch calls for every new group on its members; `given` has the store, the rank and the timeout."""
-    if isinstance(options, Formed):
+    if isinstance(options, FormedGroup):
         return ProcessGroup(options.group, given.store, options.first, options.owned)
     if options is not None and not isinstance(options, Options):
         raise WrongCall(f"pg_options={options!r}: give a paceline.c10d.Options, or leave it out")

@@ -33,10 +33,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from paceline.c10d.errors import WrongCall, translated
-from paceline.c10d.options import Closeable, Formed
+from paceline.c10d.options import Closeable, FormedGroup
 from paceline.c10d.process_group import NAME, ProcessGroup, open_groups
 from paceline.store import StoreInvitation, StoreServer
-from paceline.store.torch_store import Store
+from paceline.store.torch_store import TorchStore
 from paceline.wire.card import Card
 from paceline.wire.deadline import MAX_SECONDS
 
@@ -69,7 +69,7 @@ def regroup(timeout: timedelta = DEFAULT_TIMEOUT) -> ProcessGroup:
     first = world.hand_over_first()
     try:
         dist.destroy_process_group()
-        options: Any = Formed(following, first, served.owned)
+        options: Any = FormedGroup(following, first, served.owned)
         dist.init_process_group(
             NAME,
             store=served.store,
@@ -110,7 +110,7 @@ class _Served:
         if not word:  # of who is alone
             self.store = HashStore()
             return
-        store = self.store = Store(msgspec.json.decode(word, type=StoreInvitation), timedelta(seconds=timeout_s))
+        store = self.store = TorchStore(msgspec.json.decode(word, type=StoreInvitation), timedelta(seconds=timeout_s))
         self.owned.append(store)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An operation under way, as torch sees it: `Work` and its future.
+"""An operation under way, as torch sees it: `TorchWork` and its future.
 
 `wait` blocks its caller. The future is completed, and callbacks on it called, by a thread that is there for nothing
 else, so they may wait for further operations. A failure reaches who waits as an error of `paceline.c10d.errors`. C++
@@ -26,7 +26,7 @@ Tensors = Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
 _Base: Any = dist.Work  # its stubs want other names for what C++ calls by these
 
 
-class Work(_Base):  # type: ignore[misc]
+class TorchWork(_Base):  # type: ignore[misc]
     def __init__(self, handle: Handle, tensors: Tensors) -> None:
         super().__init__()
         self._handle = handle

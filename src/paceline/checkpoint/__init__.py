@@ -7,25 +7,21 @@ files       write and read checkpoints
 weights     those of a checkpoint, into a model
 room        memory for many tensors at once
 snapshot    copies of live tensors in memory that is used again
-stores      where a keeper's checkpoints go: a folder here, or the run's host
-keeper      snapshots, the thread that writes them, publication when settled
+stores      where a writer's checkpoints go: a folder here, or the run's host
+writer      snapshots, the thread that writes them, publication when settled
 """
 
-from paceline.checkpoint.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.checkpoint.files import Contents, newest_good, read, write
-from paceline.checkpoint.keeper import Keeper
-from paceline.checkpoint.pending import Pending, Stage
+from paceline.checkpoint.pending import Pending, SaveStage
 from paceline.checkpoint.weights import load_model
+from paceline.checkpoint.writer import CheckpointWriter
 from paceline.custody.names import find
 
 __all__ = [
-    "CheckpointError",
+    "CheckpointWriter",
     "Contents",
-    "CorruptCheckpoint",
-    "DiskFull",
-    "Keeper",
     "Pending",
-    "Stage",
+    "SaveStage",
     "find",
     "load_model",
     "newest_good",

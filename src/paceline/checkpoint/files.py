@@ -32,10 +32,10 @@ import torch
 import paceline
 from paceline.checkpoint import manifest as manifests
 from paceline.checkpoint import tensorfile, tree
-from paceline.checkpoint.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.checkpoint.manifest import FileRecord, Manifest
 from paceline.custody.names import MANIFEST, MAX_OPERATION, MODEL, NAME, STATE, find, path_of
 from paceline.custody.partial import Partial
+from paceline.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.wire.descriptors import Fd, creating
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -187,7 +187,7 @@ class InMemory:
             yield from tensorfile.pieces(self._layouts[name])
 
 
-def _layouts(prepared: Prepared) -> dict[str, tensorfile.Layout]:
+def _layouts(prepared: Prepared) -> dict[str, tensorfile.FileLayout]:
     aliases = {name: stored for name, stored in prepared.names if stored is not None and stored != name}
     return {
         MODEL: tensorfile.lay_out(prepared.model_tensors, aliases),
@@ -205,7 +205,9 @@ def publish(partial: Partial, folder: Path, operation: int) -> Path:
     return final
 
 
-def _write_tensors(partial: Partial, name: str, layout: tensorfile.Layout, between: Callable[[], None]) -> FileRecord:
+def _write_tensors(
+    partial: Partial, name: str, layout: tensorfile.FileLayout, between: Callable[[], None]
+) -> FileRecord:
     fd = partial.create(name)
     try:
         checksum = tensorfile.write(fd.fileno(), layout, between)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from paceline.errors import CheckpointError, CorruptCheckpoint
 
 FORMAT = 1
 MAX_BYTES = 1 << 30

@@ -17,7 +17,7 @@ from paceline.checkpoint.files import Prepared
 from paceline.checkpoint.stores import Draft
 
 
-class Stage(enum.Enum):
+class SaveStage(enum.Enum):
     COPYING = "copying"
     WRITING = "writing"
     WRITTEN = "written"
@@ -27,7 +27,7 @@ class Stage(enum.Enum):
 
     @property
     def is_last(self) -> bool:
-        return self in (Stage.PUBLISHED, Stage.DROPPED, Stage.FAILED)
+        return self in (SaveStage.PUBLISHED, SaveStage.DROPPED, SaveStage.FAILED)
 
 
 class Pending:
@@ -36,7 +36,7 @@ class Pending:
     def __init__(self, operation: int, path: Path, changed: threading.Condition) -> None:
         self.operation = operation
         self.path = path
-        self.stage = Stage.COPYING
+        self.stage = SaveStage.COPYING
         self.error: Exception | None = None
         self.waits_for_room = False  # the disk was full; it is tried again
         self.is_unwanted = False  # to be dropped by the keeper's thread as soon as it sees this
@@ -47,9 +47,9 @@ class Pending:
     def wait_written(self, timeout_s: float) -> bool:
         """Wait until everything is on disk, or it ended otherwise; False if neither happened in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.stage is Stage.WRITTEN or self.stage.is_last, timeout_s)
+            return self._changed.wait_for(lambda: self.stage is SaveStage.WRITTEN or self.stage.is_last, timeout_s)
 
-    def wait(self, timeout_s: float) -> Stage:
+    def wait(self, timeout_s: float) -> SaveStage:
         """Wait for the last stage; returns the stage that was reached in time."""
         with self._changed:
             self._changed.wait_for(lambda: self.stage.is_last, timeout_s)

@@ -28,7 +28,7 @@ _MIN_BYTES_A_THREAD = 4 << 20
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 
 
-class Buffers:
+class SnapshotBuffers:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._form: list[tuple[torch.dtype, torch.Size]] = []
@@ -49,7 +49,9 @@ class Buffers:
         with torch.no_grad():
             for place, tensor in zip(self._places, tensors, strict=True):
                 if _is_raw(tensor):
-                    moves.append(Move(place.data_ptr(), tensor.data_ptr(), tensor.numel() * tensor.dtype.itemsize))
+                    moves.append(
+                        TensorCopy(place.data_ptr(), tensor.data_ptr(), tensor.numel() * tensor.dtype.itemsize)
+                    )
                 else:
                     place.copy_(tensor)
         _do_all(moves)
@@ -78,7 +80,7 @@ class Buffers:
         self._form = form
 
 
-class Move(NamedTuple):
+class TensorCopy(NamedTuple):
     """Addresses; whoever makes one keeps the tensors alive until it is done."""
 
     to: int
@@ -92,7 +94,7 @@ def _is_raw(tensor: torch.Tensor) -> bool:
     return is_plain and not (tensor.is_conj() or tensor.is_neg())
 
 
-def _do_all(moves: list[Move]) -> None:
+def _do_all(moves: list[TensorCopy]) -> None:
     total = sum(move.num_bytes for move in moves)
     num_threads = max(1, min(torch.get_num_threads(), _MAX_THREADS, total // _MIN_BYTES_A_THREAD))
     parts = divide(moves, num_threads)
@@ -106,15 +108,15 @@ def _do_all(moves: list[Move]) -> None:
             helper.join()
 
 
-def _do(moves: list[Move]) -> None:
+def _do(moves: list[TensorCopy]) -> None:
     for move in moves:
         ctypes.memmove(*move)
 
 
-def divide(moves: list[Move], num_parts: int) -> list[list[Move]]:
+def divide(moves: list[TensorCopy], num_parts: int) -> list[list[TensorCopy]]:
     """The same bytes in parts of equal size, to a byte; a move may be cut."""
     share = -(-sum(move.num_bytes for move in moves) // num_parts)
-    parts: list[list[Move]] = [[]]
+    parts: list[list[TensorCopy]] = [[]]
     left = share
     for to, source, num_bytes in moves:
         begin = 0
@@ -123,7 +125,7 @@ def divide(moves: list[Move], num_parts: int) -> list[list[Move]]:
                 parts.append([])
                 left = share
             count = min(left, num_bytes - begin)
-            parts[-1].append(Move(to + begin, source + begin, count))
+            parts[-1].append(TensorCopy(to + begin, source + begin, count))
             begin += count
             left -= count
     return parts

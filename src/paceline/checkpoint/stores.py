@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.checkpoint import files
-from paceline.checkpoint.errors import CheckpointError
 from paceline.custody import names
 from paceline.custody.custodian import Tidying
 from paceline.custody.depot import Depot, Held, OnDisk
 from paceline.custody.moving import CustodyError
 from paceline.custody.partial import Partial, sweep
-from paceline.custody.shelf import Rules, Shelf
+from paceline.custody.shelf import RetentionRules, Shelf
+from paceline.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Draft(Protocol):
     def remove(self) -> None: ...
 
 
-class Store(Protocol):
+class CheckpointStore(Protocol):
     def path_of(self, operation: int) -> Path:
         """Where a checkpoint is, or would be; for people."""
 
@@ -49,7 +49,7 @@ class Store(Protocol):
 
 
 class LocalStore:
-    def __init__(self, folder: Path, rules: Rules) -> None:
+    def __init__(self, folder: Path, rules: RetentionRules) -> None:
         self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class DistantStore:
     holds up nothing but the next checkpoint. Where they cannot be written here, they are sent as they are in memory:
     the disk of this host must not keep them from the run's."""
 
-    def __init__(self, staging: Path, depot: Depot, rules: Rules) -> None:
+    def __init__(self, staging: Path, depot: Depot, rules: RetentionRules) -> None:
         self._local: LocalStore | None = None
         self._staging = staging
         self._depot = depot

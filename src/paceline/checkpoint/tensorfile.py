@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.checkpoint.errors import CorruptCheckpoint
+from paceline.errors import CorruptCheckpoint
 from paceline.wire.dtypes import raw_bytes
 
 RESERVED = "__metadata__"
@@ -64,7 +64,7 @@ def why_not(tensor: torch.Tensor) -> str:
     return ""
 
 
-class Layout(NamedTuple):
+class FileLayout(NamedTuple):
     """A file that can be written: its header, and its tensors in the order of their bytes."""
 
     header: bytes
@@ -72,7 +72,7 @@ class Layout(NamedTuple):
     num_bytes: int
 
 
-def lay_out(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> Layout:
+def lay_out(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> FileLayout:
     metadata = {"format": "pt"}
     if aliases:
         metadata["paceline.aliases"] = json.dumps(dict(aliases))
@@ -90,7 +90,7 @@ def lay_out(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> 
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    return Layout(header, [tensors[name] for name in order], len(header) + end)
+    return FileLayout(header, [tensors[name] for name in order], len(header) + end)
 
 
 def _stored(tensor: torch.Tensor) -> tuple[torch.dtype, list[int]]:
@@ -98,7 +98,7 @@ def _stored(tensor: torch.Tensor) -> tuple[torch.dtype, list[int]]:
     return (tensor.dtype, list(tensor.shape)) if half is None else (half, [*tensor.shape, 2])
 
 
-def write(fd: int, layout: Layout, between: Callable[[], None]) -> str:
+def write(fd: int, layout: FileLayout, between: Callable[[], None]) -> str:
     """Write the file and return its SHA-256. `between` is called between pieces; what it raises ends the writing."""
     checksum = hashlib.sha256()
     for whole in pieces(layout):
@@ -110,7 +110,7 @@ def write(fd: int, layout: Layout, between: Callable[[], None]) -> str:
     return checksum.hexdigest()
 
 
-def pieces(layout: Layout) -> Iterator[memoryview]:
+def pieces(layout: FileLayout) -> Iterator[memoryview]:
     """All bytes of the file, in order."""
     for part in (memoryview(layout.header), *map(_bytes_of, layout.tensors)):
         for begin in range(0, len(part), PIECE_BYTES):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
-from paceline.checkpoint.errors import CheckpointError
 from paceline.checkpoint.files import read
 from paceline.custody.names import MODEL
+from paceline.errors import CheckpointError
 
 
 def load_model(model: nn.Module, checkpoint: str | Path) -> None:

@@ -16,7 +16,7 @@ from paceline.cli.script import command_of
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.engine.slots import Rules
+    from paceline.engine.slots import AgentRules
 
 DOOR_S = 15.0
 
@@ -52,7 +52,7 @@ def join(
         rules = _rules(script, workers, servers, restarts, strict=strict)
         command = command_of(script, is_module=module) if script else ()
         words = ["-m", *script] if module else script
-        exit_code = _join(_read_code(code), command, rules, folder, capacity, words)
+        exit_code = _join(read_code(code), command, rules, folder, capacity, words)
     except (PacelineError, ValueError, OSError) as error:
         leave(error, BAD_INPUT)
     raise typer.Exit(exit_code)
@@ -65,10 +65,10 @@ def _split(code: str, words: list[str]) -> tuple[str, list[str]]:
     return (code, words) if code else (words[0], words[1:])
 
 
-def _rules(script: list[str], workers: int, servers: int, restarts: int, *, strict: bool) -> Rules:
-    from paceline.engine.slots import Rules
+def _rules(script: list[str], workers: int, servers: int, restarts: int, *, strict: bool) -> AgentRules:
+    from paceline.engine.slots import AgentRules
 
-    rules = Rules(workers=workers, servers=servers, restarts=restarts, strict=strict, owns_coordinator=False)
+    rules = AgentRules(workers=workers, servers=servers, restarts=restarts, strict=strict, owns_coordinator=False)
     if workers and not script:
         raise ValueError(
             "there is no script to run; write: paceline join CODE -n 2 train.py, or, to join with servers only, "
@@ -79,7 +79,7 @@ def _rules(script: list[str], workers: int, servers: int, restarts: int, *, stri
     return rules
 
 
-def _read_code(code: str) -> str:
+def read_code(code: str) -> str:
     """CODE in an argument can be seen by other users of the machine; in a file or a pipe it cannot."""
     if code == "-":
         return sys.stdin.readline()
@@ -91,8 +91,8 @@ def _read_code(code: str) -> str:
     return code
 
 
-def _join(code: str, command: tuple[str, ...], rules: Rules, root: Path, capacity: str, script: list[str]) -> int:
-    from paceline.control import invitation
+def _join(code: str, command: tuple[str, ...], rules: AgentRules, root: Path, capacity: str, script: list[str]) -> int:
+    from paceline.control.shell import invitation
     from paceline.engine import folders, running, speeds
     from paceline.engine.local import Job
     from paceline.wire.deadline import Deadline
@@ -111,7 +111,9 @@ def _join(code: str, command: tuple[str, ...], rules: Rules, root: Path, capacit
         return outcome.code
 
 
-def _resume_command(folder: Path, address: str, rules: Rules, replicas: int, script: list[str]) -> list[str] | None:
+def _resume_command(
+    folder: Path, address: str, rules: AgentRules, replicas: int, script: list[str]
+) -> list[str] | None:
     """What makes this machine the run's host, from what its workers left; with as many copies as it has servers for."""
     if not rules.workers:
         return None

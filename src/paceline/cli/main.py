@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from paceline.cli import people
+from paceline.cli.bench.allreduce.command import allreduce
 from paceline.cli.bench.app import app as bench_app
-from paceline.cli.bench.command import allreduce
-from paceline.cli.bench.server.command import server
-from paceline.cli.bench.shares.command import shares
+from paceline.cli.bench.links.command import links
 from paceline.cli.join import CodeFirst, join
 from paceline.cli.run import SCRIPT_SETTINGS, run
 
@@ -29,8 +28,7 @@ app.command()(people.drain)
 app.command()(people.stop)
 app.command()(people.logs)
 bench_app.command()(allreduce)
-bench_app.command()(shares)
-bench_app.command()(server)
+bench_app.command()(links)
 app.add_typer(bench_app, name="bench")
 
 

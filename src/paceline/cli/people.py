@@ -18,7 +18,7 @@ from paceline.cli.run import FolderOption
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.control.service import Standing
+    from paceline.control.shell.service import StatusAnswer
 
 COMMAND_S = 10.0
 FOLLOW_S = 0.2
@@ -35,7 +35,7 @@ def invite(
     uses: Annotated[int, typer.Option(min=1, max=1_000_000, help="How often it may be used.")] = 1,
 ) -> None:
     """Prints an invitation, CODE, with which another machine joins the run."""
-    from paceline.control.invitation import Invited
+    from paceline.control.shell.invitation import Invited
 
     try:
         run = _find(folder, name)
@@ -57,7 +57,7 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Shows who is in a run and how far it is; also of one that is over, with --name."""
-    from paceline.control.reader import RunReader
+    from paceline.control.journal.reader import RunReader
     from paceline.watch import status as statuses
 
     try:
@@ -76,11 +76,11 @@ def drain(
     folder: FolderOption = Path("runs"),
 ) -> None:
     """Asks a worker to leave after the step under way, or a server when others have what it holds; the run goes on."""
-    from paceline.control.service import Standing
+    from paceline.control.shell.service import StatusAnswer
 
     try:
         run = _find(folder, name)
-        row = pick(member, _living(_command(run, "status", None, Standing)), _pids(run))
+        row = pick(member, _living(_command(run, "status", None, StatusAnswer)), _pids(run))
         _command(run, "drain", row["member"], type(None))
     except (PacelineError, ValueError) as error:
         leave(error, BAD_INPUT)
@@ -142,18 +142,18 @@ def pick(wanted: str, rows: list[dict[str, Any]], pids: dict[str, list[int]]) ->
     raise ValueError(f"{problem}; members are: {known or 'none yet'}")
 
 
-def _living(standing: Standing) -> list[dict[str, Any]]:
+def _living(standing: StatusAnswer) -> list[dict[str, Any]]:
     return [row for row in standing.members if not row["fate"]]
 
 
 def _pids(run: Path) -> dict[str, list[int]]:
-    from paceline.control.labels import read_started
+    from paceline.control.journal.labels import read_started
 
     return read_started(run).slots
 
 
 def _logs_of(run: Path, member: str) -> list[Path]:
-    from paceline.control.reader import RunReader
+    from paceline.control.journal.reader import RunReader
     from paceline.custody.custodian import JOINED_LOGS
     from paceline.engine.folders import LOGS
 
@@ -228,8 +228,8 @@ def _find(root: Path, name: str) -> Path:
 
 
 def _command(run: Path, operation: str, arguments: Any, answer_type: type[Answer]) -> Answer:
-    from paceline.control.client import command
-    from paceline.control.ticket import read_access
+    from paceline.control.shell.client import command
+    from paceline.control.shell.ticket import read_access
     from paceline.wire.deadline import Deadline
 
     ticket = read_access(run).ticket

@@ -104,11 +104,11 @@ def _hosting(
 ) -> Hosting:
     from paceline.engine import speeds
     from paceline.engine.running import Hosting
-    from paceline.engine.slots import Rules
+    from paceline.engine.slots import AgentRules
 
     if host in ("0.0.0.0", "::", ""):
         raise ValueError(f"--host {host} is every address of this machine; give the one that the others use")
-    Rules(workers=workers, servers=servers, restarts=restarts)
+    AgentRules(workers=workers, servers=servers, restarts=restarts)
     if capacity and shares != speeds.AUTO:
         raise ValueError(f"--capacity {capacity} has no effect on fixed shares (--shares {shares}); leave out either")
     limit = {} if most is None else {"most": most}

@@ -21,10 +21,10 @@ from typing import TypeVar
 
 import msgspec
 
-from paceline.collective.conveyor import Conveyor
 from paceline.collective.health import Health
 from paceline.collective.links import Links
 from paceline.collective.mailbox import Mailbox
+from paceline.collective.memory_channel import MemoryChannel
 from paceline.collective.neighbourhood import FIXED_BYTES, Neighbour, Neighbourhood, check_size, hold_lifelines
 from paceline.errors import AddressError, ConnectionLost, DeadlineExceeded, HandshakeRefused
 from paceline.wire.beacon import Watch, beacons_of
@@ -32,12 +32,12 @@ from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import Fd, eventfd, pidfd_of_self
-from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Endpoint, Expectation
 from paceline.wire.handover import receive_descriptors, send_descriptors
 from paceline.wire.handshake import Visitor
 from paceline.wire.lifeline import LifelineHolder
 from paceline.wire.memory import Arena, SharedMemory, total_bytes, touch
+from paceline.wire.reaching import reach
 from paceline.wire.waiting import PLAIN, READ, Waiter, Wanted, is_ready
 
 # A path between two hosts that carries nothing for so long is broken. It is as long as the coordinator waits for a
@@ -207,7 +207,7 @@ class _Former:
         self._finish_touching()
         near = [neighbour for neighbour in neighbours if neighbour is not None]
         arena = Arena(memory, FIXED_BYTES)
-        conveyor = Conveyor(arena, {neighbour.rank: neighbour.memory for neighbour in near})
+        channel = MemoryChannel(arena, {neighbour.rank: neighbour.memory for neighbour in near})
         return Parts(
             name=self._name,
             endpoint=self._endpoint,
@@ -218,7 +218,7 @@ class _Former:
             arena=arena,
             local=Neighbourhood(self.health, memory, near, self._holder),
             links=Links(self.health, self.connect),
-            mailbox=Mailbox(self.health, self, conveyor),
+            mailbox=Mailbox(self.health, self, channel),
             watches=self._watches,
         )
 
@@ -300,13 +300,12 @@ class _Former:
 
     def _dial(self, rank: int, kind: str, waiter: Waiter, deadline: Deadline | None = None) -> Connection:
         card = self._cards[rank]
-        return dial(
+        return reach(
             self._endpoint.credentials,
-            card.local_name if self._is_neighbour(rank) else card.address,
+            card,
             self._purpose(kind, self._rank),
             deadline=deadline or self._deadline,
-            tls=card.tls,
-            pin=card.fingerprint,
+            host=self._cards[self._rank].host,
             waiter=waiter,
             answer_s=DEAD_PATH_S,
         )

@@ -23,8 +23,6 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from threading import Thread
 from typing import Any
 
 import torch
@@ -181,19 +179,6 @@ class Group:
             )
 
         return succession.succeed(self._parts, form, make_word, describe, deadline)
-
-    def regroup_in_background(self, ranks: Sequence[int], *, forming_s: float = FORMING_S) -> Future[Group]:
-        """The same on a thread of its own, while this group goes on."""
-        future: Future[Group] = Future()
-
-        def work() -> None:
-            try:
-                future.set_result(self.regroup(ranks, forming_s=forming_s))
-            except BaseException as error:
-                future.set_exception(error)
-
-        Thread(target=work, name="paceline-regroup", daemon=True).start()
-        return future
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long operations called from now on may take."""

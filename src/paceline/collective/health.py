@@ -50,7 +50,7 @@ SAME_CALLS = "every member must call the same operations in the same order with 
 OWN_FAULT = "no script can cause this: it is a fault of Paceline; please report it with the logs of both"
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
+class GroupFailure(msgspec.Struct, frozen=True, tag="failure"):
     """Why a group ended; one of "lost", "mismatch", "fault" (a mismatch that is our own doing), "aborted", "closed".
     `rank` is who was lost, or who says so; `number` the operation in which whoever says so was; `died` that the kernel
     has seen the end of who was lost."""
@@ -66,11 +66,11 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     pass
 
 
-class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
+class WaitingFor(msgspec.Struct, frozen=True, tag="waiting"):
     at: Numbered
 
 
-Note = Failure | Goodbye | Waiting
+Note = GroupFailure | Goodbye | WaitingFor
 
 
 class _Peer:
@@ -95,7 +95,7 @@ class Health:
         self.name = name
         self.cards = cards
         self.rank = rank
-        self.failure: Failure | None = None
+        self.failure: GroupFailure | None = None
         self._alarm = eventfd()
         self._lock = threading.RLock()
         self._peers: dict[int, _Peer] = {}
@@ -108,7 +108,7 @@ class Health:
         self._claims: OrderedDict[int, tuple[int, Signature]] = OrderedDict()
         self._told = -1
         self._busy = False
-        self._later: Failure | None = None
+        self._later: GroupFailure | None = None
 
     # -- who is there ------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Health:
         with self._lock:
             if self.failure is not None:
                 return
-            self.failure = Failure(kind, text[:MAX_REASON], rank, self._last, died)
+            self.failure = GroupFailure(kind, text[:MAX_REASON], rank, self._last, died)
             if self._alarm.number >= 0:
                 os.eventfd_write(self._alarm.number, 1)
             if tell:
@@ -272,7 +272,7 @@ class Health:
             number, signature = self._mine[self._last % REMEMBERED]
             if signature is not None and number != self._told:
                 self._told = number
-                self._tell_all(Waiting(Numbered(number, signature)))
+                self._tell_all(WaitingFor(Numbered(number, signature)))
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -357,13 +357,13 @@ class Health:
             note: Note = header.read_body(Note)  # type: ignore[arg-type]
             if isinstance(note, Goodbye):
                 self._depart(peer)
-            elif isinstance(note, Failure):
+            elif isinstance(note, GroupFailure):
                 self._depart(peer)  # it will say no more, and its end is no news
                 self._learn(note)
             else:
                 self._compare(note.at.number, rank, note.at.signature)
 
-    def _learn(self, note: Failure) -> None:
+    def _learn(self, note: GroupFailure) -> None:
         """Another member failed. If it is past the operation that this one is in, it has done its part of that, and
         most likely so has everybody: this one may finish it first, as long as it does not have to wait for long."""
         if self._busy and note.number > self._last and note.kind != "lost":
@@ -394,7 +394,7 @@ class Health:
         """In a forked child, where another thread may have held the lock."""
         self._lock = threading.RLock()
         text = f"the group is that of process {os.getppid()}; a process forked from it has no part in it"
-        self.failure = Failure("closed", text, self.rank)
+        self.failure = GroupFailure("closed", text, self.rank)
 
     def close(self) -> None:
         """Say goodbye and let go of everything."""

@@ -2,7 +2,7 @@
 
 Each pair has a connection a direction, made by the sender when it first sends. Messages of one sender arrive in the
 order sent; one with a tag that nobody has asked for yet is put aside, up to `MAX_ASIDE_BYTES`. Within a host, large
-ones go through memory (`conveyor`). Who waits for which message is the matter of `reception`.
+ones go through memory (`memory_channel`). Who waits for which message is the matter of `reception`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.collective import conveyor
-from paceline.collective.conveyor import Carried, Conveyor
+from paceline.collective import memory_channel
 from paceline.collective.health import Health
 from paceline.collective.links import Connector
+from paceline.collective.memory_channel import ChannelMessage, MemoryChannel
 from paceline.errors import ConnectionLost, DeadlineExceeded, GroupError
 from paceline.wire.connection import Connection, describe
 from paceline.wire.deadline import Deadline
@@ -71,10 +71,10 @@ class Inbox:
 class Mailbox:
     """Sends to each peer come from one thread at a time, and so do all receives; `Messages` sees to that."""
 
-    def __init__(self, health: Health, connector: Connector, conveyor: Conveyor) -> None:
+    def __init__(self, health: Health, connector: Connector, channel: MemoryChannel) -> None:
         self._health = health
         self._connector = connector
-        self._conveyor = conveyor
+        self._channel = channel
         self._outboxes: dict[int, Connection] = {}
         self._inboxes: dict[int, Inbox] = {}
 
@@ -83,7 +83,7 @@ class Mailbox:
             self._outboxes[rank] = self._connector.connect(rank, "mail", deadline, dials=True)
         connection = self._outboxes[rank]
         try:
-            if not self._conveyor.send(connection, tensor, rank, tag, deadline):
+            if not self._channel.send(connection, tensor, rank, tag, deadline):
                 connection.send("message", tag, [tensor], deadline=deadline)
         except ConnectionLost as error:
             raise self._health.gone(rank, f"was lost ({error})", deadline.operation) from error
@@ -141,13 +141,13 @@ class Mailbox:
         self, connection: Connection, header: Header, rank: int, deadline: Deadline
     ) -> tuple[int, TensorSpec, Callable[[torch.Tensor], object]]:
         """The tag of what comes next, its type and shape, and how to read it."""
-        if header.kind == conveyor.KIND:
-            carried = header.read_body(Carried)
+        if header.kind == memory_channel.KIND:
+            carried = header.read_body(ChannelMessage)
             check_spec(carried.spec)
             return (
                 carried.tag,
                 carried.spec,
-                lambda into: self._conveyor.receive(connection, carried, into, rank, deadline),
+                lambda into: self._channel.receive(connection, carried, into, rank, deadline),
             )
         return (
             header.read_body(int),
@@ -178,7 +178,7 @@ class Mailbox:
         return self._health.error(deadline.operation)
 
     def close(self) -> None:
-        self._conveyor.close()
+        self._channel.close()
         for connection in list(self._outboxes.values()):
             connection.close()
         for inbox in list(self._inboxes.values()):

@@ -92,7 +92,7 @@ class Meeting:
         finally:
             connection.close()
 
-    def _meet(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+    def _meet(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
         arrival: _Arrival = request.read(_Arrival)
         deadline = Deadline(self._timeout_s, "meeting")
         with self._changed:

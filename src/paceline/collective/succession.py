@@ -35,8 +35,8 @@ from paceline.errors import AddressError, ConnectionLost, DeadlineExceeded, Grou
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
-from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Expectation
+from paceline.wire.reaching import reach
 from paceline.wire.waiting import PLAIN, READ, Wanted, is_ready
 
 AGAIN_S = 0.02  # before another try with a leader that cannot be reached
@@ -49,7 +49,7 @@ class Missing(msgspec.Struct, frozen=True, tag="missing"):
     text: str
 
 
-class Plan(msgspec.Struct, frozen=True, tag="plan"):
+class SuccessionPlan(msgspec.Struct, frozen=True, tag="plan"):
     ranks: tuple[int, ...]
     name: str
     word: bytes
@@ -59,21 +59,21 @@ class Go(msgspec.Struct, frozen=True, tag="go"):
     pass
 
 
-class Over(msgspec.Struct, frozen=True, tag="over"):
+class LeaderGaveUp(msgspec.Struct, frozen=True, tag="over"):
     """The leader gave up."""
 
     text: str
 
 
-class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
+class SuccessionOutcome(msgspec.Struct, frozen=True, tag="outcome"):
     formed: bool
 
 
-class Closeable(Protocol):
+class HasClose(Protocol):
     def close(self) -> None: ...
 
 
-GroupT = TypeVar("GroupT", bound=Closeable)
+GroupT = TypeVar("GroupT", bound=HasClose)
 Form = Callable[[Sequence[int], str], GroupT]
 Describe = Callable[[Card], str]
 _LOST = (AddressError, ConnectionLost, HandshakeRefused)
@@ -105,31 +105,29 @@ def _room(parts: Parts) -> str:
 
 
 def _follow(parts: Parts, leader: int, form: Form[GroupT], missing: str, deadline: Deadline) -> tuple[GroupT, bytes]:
-    card, made, word = parts.cards[leader], None, b""
-    is_near = card.host == parts.cards[parts.rank].host
+    made, word = None, b""
     try:
-        connection = dial(
+        connection = reach(
             parts.endpoint.credentials,
-            card.local_name if is_near else card.address,
+            parts.cards[leader],
             f"{_room(parts)}/{parts.rank}",
             deadline=deadline,
-            tls=card.tls,
-            pin=card.fingerprint,
+            host=parts.cards[parts.rank].host,
         )
     except DeadlineExceeded as error:
         raise deadline.error(missing) from error
     with contextlib.closing(connection):
         try:
             while True:
-                order = _read(connection, Missing | Plan | Go | Over, deadline, missing)
+                order = _read(connection, Missing | SuccessionPlan | Go | LeaderGaveUp, deadline, missing)
                 if isinstance(order, Missing):
                     missing = order.text
-                elif isinstance(order, Plan):
+                elif isinstance(order, SuccessionPlan):
                     if made is not None:
                         made.close()
                     made, word = _try(form, order), order.word
-                    connection.send("outcome", Outcome(made is not None), deadline=deadline)
-                elif isinstance(order, Over):
+                    connection.send("outcome", SuccessionOutcome(made is not None), deadline=deadline)
+                elif isinstance(order, LeaderGaveUp):
                     raise DeadlineExceeded(order.text)
                 elif made is not None:
                     found, made = made, None
@@ -139,7 +137,7 @@ def _follow(parts: Parts, leader: int, form: Form[GroupT], missing: str, deadlin
                 made.close()
 
 
-def _try(form: Form[GroupT], plan: Plan) -> GroupT | None:
+def _try(form: Form[GroupT], plan: SuccessionPlan) -> GroupT | None:
     try:
         return form(plan.ranks, plan.name)
     except GroupError:  # somebody died, or gave up; the leader will see who
@@ -179,7 +177,7 @@ class _Leader:
                 if made is not None:
                     return made, word
         except DeadlineExceeded as error:
-            self._tell_all(Over(str(error)), Deadline(LAST_WORD_S, "regroup"))
+            self._tell_all(LeaderGaveUp(str(error)), Deadline(LAST_WORD_S, "regroup"))
             raise
         finally:
             self._parts.endpoint.close_room(_room(self._parts))
@@ -235,7 +233,7 @@ class _Leader:
     def _propose(self, word: bytes) -> Any:
         """The group, if it is there on all who have come."""
         ranks = tuple(sorted([self._parts.rank, *self._came]))
-        plan = Plan(ranks, f"{self._parts.name}~{secrets.token_hex(4)}", word)
+        plan = SuccessionPlan(ranks, f"{self._parts.name}~{secrets.token_hex(4)}", word)
         self._tell_all(plan, self._deadline)
         made = _try(self._form, plan)
         try:
@@ -253,7 +251,9 @@ class _Leader:
         for rank, connection in list(self._came.items()):
             try:
                 name = self._describe(self._parts.cards[rank])
-                outcomes.append(_read(connection, Outcome, self._deadline, f"{name} to form the next group").formed)
+                outcomes.append(
+                    _read(connection, SuccessionOutcome, self._deadline, f"{name} to form the next group").formed
+                )
             except ConnectionLost:
                 self._forget(rank)
         return all(outcomes)

@@ -34,7 +34,7 @@ import msgspec
 from paceline.custody import moving, names
 from paceline.custody.moving import CustodyError
 from paceline.custody.partial import Partial, sweep
-from paceline.custody.shelf import Rules, Shelf
+from paceline.custody.shelf import RetentionRules, Shelf
 from paceline.errors import WireError
 from paceline.wire import calls
 from paceline.wire.connection import Connection
@@ -147,7 +147,7 @@ class Custodian:
         logger.info("keeps the checkpoint of operation %d from %s", operation, visitor.member)
 
     def tidy(self, asked: Tidying) -> list[str]:
-        rules = Rules(asked.keep_last, asked.keep_best, asked.mode)
+        rules = RetentionRules(asked.keep_last, asked.keep_best, asked.mode)
         rules.check()
         with self._lock:
             return [str(path) for path in Shelf(self._checkpoints, rules).tidy(asked.scores, published=asked.published)]
@@ -239,7 +239,7 @@ class _Visit:
         draft, self._draft = self._draft, None
         self._custodian.give_back(draft, published=published)
 
-    def _hold(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+    def _hold(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
         sizes: dict[str, int] = request.read(dict[str, int])
         if sorted(sizes) != sorted(names.FILES) or not all(0 < size <= MAX_FILE_BYTES for size in sizes.values()):
             raise CustodyError(f"{sizes} are not the files of a checkpoint")
@@ -248,7 +248,7 @@ class _Visit:
         self._sizes, self._checksums = sizes, {}
         return calls.Reply()
 
-    def _fill(self, _: calls.Call, __: list[torch.Tensor]) -> calls.Reply:
+    def _fill(self, _: calls.CallBody, __: list[torch.Tensor]) -> calls.Reply:
         if self._draft is None:
             self._connection.close()  # bytes follow that nobody has asked for
             raise CustodyError("no checkpoint was announced")
@@ -273,7 +273,7 @@ class _Visit:
             raise CustodyError(f"the run's host cannot write the checkpoint: {problem.strerror or problem}")
         return calls.Reply(self._checksums)
 
-    def _publish(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+    def _publish(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
         asked: Publication = request.read(Publication)
         if self._draft is None or not 0 <= asked.operation <= names.MAX_OPERATION:
             raise CustodyError(f"there is no checkpoint of operation {asked.operation} to publish")
@@ -286,19 +286,19 @@ class _Visit:
         self._drop(published=True)
         return calls.Reply()
 
-    def _tidy(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+    def _tidy(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
         return calls.Reply(self._custodian.tidy(request.read(Tidying)))
 
-    def _list(self, _: calls.Call, __: list[torch.Tensor]) -> calls.Reply:
+    def _list(self, _: calls.CallBody, __: list[torch.Tensor]) -> calls.Reply:
         return calls.Reply(self._custodian.operations())
 
-    def _open(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+    def _open(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
         for fd in self._opened.values():
             fd.close()
         self._opened = self._custodian.open(request.read(int))
         return calls.Reply({name: os.fstat(fd.fileno()).st_size for name, fd in self._opened.items()})
 
-    def _bytes(self, _: calls.Call, __: list[torch.Tensor]) -> calls.Reply:
+    def _bytes(self, _: calls.CallBody, __: list[torch.Tensor]) -> calls.Reply:
         checksums = {}
         try:
             for name, fd in self._opened.items():
@@ -310,13 +310,13 @@ class _Visit:
             raise
         return calls.Reply(checksums)
 
-    def _aside(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+    def _aside(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
         return calls.Reply(self._custodian.aside(request.read(list[int])))
 
-    def _append(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+    def _append(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
         return calls.Reply(self._custodian.append(request.read(LogPiece)))
 
-    def _shares(self, request: calls.Call, _: list[torch.Tensor]) -> calls.Reply:
+    def _shares(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
         asked: Shared = request.read(Shared)
         if not MARK.fullmatch(asked.name):
             raise CustodyError(f"{asked.name!r} is no name of a mark")

@@ -235,7 +235,9 @@ class Held:
         try:
             calls.call(connection, "hold", sizes, deadline=Deadline(CALL_S, f"announcing {self._what}"))
             deadline = Deadline(CALL_S, f"sending {self._what}")
-            connection.send("call", calls.Call("fill", msgspec.Raw(msgspec.msgpack.encode(None))), deadline=deadline)
+            connection.send(
+                "call", calls.CallBody("fill", msgspec.Raw(msgspec.msgpack.encode(None))), deadline=deadline
+            )
 
             def step() -> None:
                 nonlocal moved_at
@@ -273,7 +275,7 @@ class Stalled(WireError):
 def _receive_files(connection: Connection, sizes: dict[str, int], into: Partial) -> None:
     if sorted(sizes) != sorted(names.FILES):
         raise CustodyError(f"the run's host offers {sorted(sizes)}, which is no checkpoint")
-    request = calls.Call("bytes", msgspec.Raw(msgspec.msgpack.encode(None)))
+    request = calls.CallBody("bytes", msgspec.Raw(msgspec.msgpack.encode(None)))
     connection.send("call", request, deadline=Deadline(CALL_S, "asking for a checkpoint"))
     checksums = {}
     for name, num_bytes in sizes.items():

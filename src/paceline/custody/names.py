@@ -16,7 +16,7 @@ MAX_OPERATION = 999_999_999
 NAME = re.compile(r"step-([0-9]{9})")
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     path: Path
     operation: int
 
@@ -25,12 +25,12 @@ def path_of(folder: Path, operation: int) -> Path:
     return folder / f"step-{operation:09d}"
 
 
-def find(folder: Path) -> list[Found]:
+def find(folder: Path) -> list[FoundCheckpoint]:
     """The checkpoints of a folder by their names, newest first. None of them is opened."""
     if not folder.is_dir():
         return []
     found = [
-        Found(Path(entry.path), int(named[1]))
+        FoundCheckpoint(Path(entry.path), int(named[1]))
         for entry in os.scandir(folder)
         if (named := NAME.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
     ]

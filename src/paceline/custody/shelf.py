@@ -24,7 +24,7 @@ SCORES = "scores.json"
 Mode = Literal["min", "max"]
 
 
-class Rules(NamedTuple):
+class RetentionRules(NamedTuple):
     keep_last: int
     keep_best: int
     mode: Mode
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
     best: int | None
 
 
-def choose(operations: Iterable[int], scores: Mapping[int, float], rules: Rules) -> Choice:
+def choose(operations: Iterable[int], scores: Mapping[int, float], rules: RetentionRules) -> Choice:
     """Of equal scores the earlier one is better; a score that is not finite is none."""
     there = sorted(operations)
     sign = 1 if rules.mode == "min" else -1
@@ -57,7 +57,7 @@ def choose(operations: Iterable[int], scores: Mapping[int, float], rules: Rules)
 class Shelf:
     """A folder of checkpoints under rules. Used by one thread at a time."""
 
-    def __init__(self, folder: Path, rules: Rules) -> None:
+    def __init__(self, folder: Path, rules: RetentionRules) -> None:
         self._folder = folder
         self._rules = rules
         self._scores: dict[int, float] = {}

@@ -6,7 +6,7 @@
     loader.py     batches for one worker, collated ahead of time
     ├── window.py     which batches are requested ahead, and which answers are stale
     ├── pool.py       loader workers: started, watched, ended
-    ├── batches.py    how a request becomes a batch
+    ├── collating.py  how a request becomes a batch
     └── seeding.py    the random numbers under which a sample is fetched
     dataset.py    what counts as a dataset, and its fingerprint
 

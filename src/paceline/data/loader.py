@@ -39,20 +39,16 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
-from paceline.data.batches import Answer, Batches, handed_on
+from paceline.data.collating import Answer, BatchMaker, handed_on
 from paceline.data.dataset import check_dataset
 from paceline.data.pool import Beginning, Death, Pool
-from paceline.data.window import Following, Request, Window, Work
-from paceline.errors import PacelineError
+from paceline.data.window import BatchSpec, Following, LoaderRequest, PrefetchWindow
+from paceline.errors import LoaderError
 
 MAX_DEATHS = 5  # in a row, each of which cost all loader workers
 _NEVER = 2**62
 _SOON_S = 0.02  # a batch that takes no longer than this is not worth waiting for loader workers
 _DYING_S = 1.0  # from the first descriptor that breaks to the end of a process
-
-
-class LoaderError(PacelineError):
-    """Batches can no longer be loaded: a loader worker died or was too slow, or the Loader was closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +95,9 @@ class Loader:
     ) -> None:
         self.length = check_dataset(dataset)
         self._options = options or LoaderOptions()
-        self._batches = Batches(dataset, seed, self._options.collate_fn, num_workers=self._options.num_workers)
-        self._window = Window(self._options.depth)
-        self._outbox: deque[Request] = deque()
+        self._batches = BatchMaker(dataset, seed, self._options.collate_fn, num_workers=self._options.num_workers)
+        self._window = PrefetchWindow(self._options.depth)
+        self._outbox: deque[LoaderRequest] = deque()
         self._here: Iterator[Answer] | None = None  # where there are no loader workers
         self._pool: Pool | None = None
         self._closed = False
@@ -111,7 +107,7 @@ class Loader:
         self.num_deaths = 0
         self._num_in_row = 0  # since a batch that was waited for has come
 
-    def fetch(self, work: Work, following: Following) -> Any:
+    def fetch(self, work: BatchSpec, following: Following) -> Any:
         """The collated batch of `work`, None if it has no samples. `following(k)` is the k-th work after it.
 
         `following` is called from this thread, now, for works further and further ahead; None ends the look ahead.
@@ -173,7 +169,7 @@ class Loader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _exchange(self, work: Work, following: Following) -> Answer:
+    def _exchange(self, work: BatchSpec, following: Following) -> Answer:
         """One request goes out, one answer comes in: that of the oldest request under way. Where a loader worker died,
         all that are under way go out again."""
         while True:
@@ -208,7 +204,7 @@ class Loader:
         answer: Answer = self._pool.take()
         return answer
 
-    def _survives(self, error: Exception, work: Work) -> bool:
+    def _survives(self, error: Exception, work: BatchSpec) -> bool:
         """Whether a loader worker died, and not too many in a row; then all that was requested is lost."""
         if self._pool is None or (death := self._pool.find_death(_DYING_S)) is None:
             return False
@@ -231,7 +227,7 @@ class Loader:
         where = f" at sample {at[1]} of epoch {at[0]}" if at is not None else ""
         return f"{death}{where}"
 
-    def _explained(self, error: Exception, work: Work) -> LoaderError:
+    def _explained(self, error: Exception, work: BatchSpec) -> LoaderError:
         generation, step = work.tag
         batch = f"the batch of step {step} (generation {generation}, {len(work.indices)} samples of epoch {work.epoch})"
         if self._num_in_row >= MAX_DEATHS:
@@ -278,11 +274,11 @@ class Loader:
 class _Outgoing:
     """The batch sampler: hands out the requests that lie ready."""
 
-    def __init__(self, outbox: deque[Request]) -> None:
+    def __init__(self, outbox: deque[LoaderRequest]) -> None:
         self._outbox = outbox
 
     def __iter__(self) -> _Outgoing:
         return self
 
-    def __next__(self) -> Request:
+    def __next__(self) -> LoaderRequest:
         return self._outbox.popleft()

@@ -202,8 +202,9 @@ class _Watch:
             return
         first = next(number for number, end in enumerate(self._ends) if end.number in ready)
         process = self._processes[first]
+        code = _exit_code(process, self._ends[first])
         process.join(KILLED_S)
-        self.death = Death(first, process.pid, _how(process.exitcode))
+        self.death = Death(first, process.pid, _how(code))
         logger.warning("%s; all loader workers of this data are started again", self.death)
         self._signal_all()
         assert self._queue is not None
@@ -303,6 +304,20 @@ def _die_after(process: int) -> None:
 
 def _nothing(_: int, __: object) -> None:
     pass
+
+
+def _exit_code(process: Any, end: Fd) -> int | None:
+    """Of a process that has ended. If another thread has waited for it just now, that one brings the code in a moment:
+    `multiprocessing` has none until then."""
+    with contextlib.suppress(ChildProcessError):
+        found = os.waitid(os.P_PIDFD, end.fileno(), os.WEXITED | os.WNOWAIT)
+        if found is not None:
+            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    for _ in range(100):
+        if process.exitcode is not None:
+            break
+        time.sleep(0.001)
+    return process.exitcode  # type: ignore[no-any-return]
 
 
 def _how(code: int | None) -> str:

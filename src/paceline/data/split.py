@@ -44,16 +44,6 @@ def split_among_all(count: int, shares: Sequence[int]) -> tuple[range, ...]:
     return _consecutive(sizes)
 
 
-def equal_shares(total: int, n: int) -> tuple[int, ...]:
-    """`total` as `n` shares that differ by at most one, the larger ones first."""
-    if n < 1:
-        raise ValueError(f"n={n}: there must be somebody to take a share")
-    if total < 0:
-        raise ValueError(f"total={total}: shares sum to 0 or more")
-    each, more = divmod(total, n)
-    return tuple(each + (rank < more) for rank in range(n))
-
-
 def _consecutive(sizes: Sequence[int]) -> tuple[range, ...]:
     ranges = []
     start = 0

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class BatchSpec:
     """One batch to collate: the samples at `indices` of `epoch`. `tag` is (generation, step); `version` is that of the
     shares, which may change within a generation, and does not matter where the samples stay the same."""
 
@@ -33,29 +33,29 @@ class Work:
     def is_empty(self) -> bool:
         return len(self.indices) == 0
 
-    def same_as(self, other: Work) -> bool:
+    def same_as(self, other: BatchSpec) -> bool:
         return (self.tag, self.epoch) == (other.tag, other.epoch) and np.array_equal(self.indices, other.indices)
 
 
 # The k-th work after the wanted one under the present plan (k = 1, 2, ...); None where there is none.
-Following = Callable[[int], Work | None]
+Following = Callable[[int], BatchSpec | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LoaderRequest:
     """`work` is None where there is nothing to do: it keeps the number of requests under way constant."""
 
     serial: int
-    work: Work | None
+    work: BatchSpec | None
 
 
 @dataclass(slots=True)
 class _Planned:
-    work: Work
+    work: BatchSpec
     serial: int | None = None
 
 
-class Window:
+class PrefetchWindow:
     """The works from the wanted one on, at most `depth` of them after it."""
 
     def __init__(self, depth: int) -> None:
@@ -64,7 +64,7 @@ class Window:
         self._planned: deque[_Planned] = deque()
         self._next_serial = 0
 
-    def turn_to(self, work: Work) -> None:
+    def turn_to(self, work: BatchSpec) -> None:
         """Forget what was planned before `work`; everything, where `work` was not planned."""
         while self._planned and not self._planned[0].work.same_as(work):
             self._planned.popleft()
@@ -80,7 +80,7 @@ class Window:
         """Every request with a smaller serial is stale."""
         return self._next_serial if self.wanted is None else self.wanted
 
-    def next_request(self, following: Following) -> Request:
+    def next_request(self, following: Following) -> LoaderRequest:
         """The first work from the wanted one on that was not requested yet. A work without samples never is."""
         for planned in self._planned:
             if planned.serial is None and not planned.work.is_empty:
@@ -93,7 +93,7 @@ class Window:
             if not work.is_empty:
                 return self._number(self._planned[-1])
         self._next_serial += 1
-        return Request(self._next_serial - 1, None)
+        return LoaderRequest(self._next_serial - 1, None)
 
     def lose_requests(self) -> None:
         """No request that went out will be answered: what is planned is requested anew."""
@@ -108,7 +108,7 @@ class Window:
         """The wanted work was answered, or has no samples: it is not under way any more."""
         self._planned.popleft()
 
-    def _number(self, planned: _Planned) -> Request:
+    def _number(self, planned: _Planned) -> LoaderRequest:
         planned.serial = self._next_serial
         self._next_serial += 1
-        return Request(planned.serial, planned.work)
+        return LoaderRequest(planned.serial, planned.work)

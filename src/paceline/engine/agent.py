@@ -18,32 +18,32 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from paceline.control.client import AgentClient, command
-from paceline.control.line import Bell
-from paceline.control.messages import AgentDirective, Vitals
-from paceline.control.ticket import Ticket
+from paceline.control.messages.agents import AgentDirective, ProcessVitals
+from paceline.control.shell.client import AgentClient, command
+from paceline.control.shell.line import Bell
+from paceline.control.shell.ticket import Ticket
 from paceline.engine.base import Engine, EngineError, Process, exit_words
 from paceline.engine.child import CoordinatorChild
 from paceline.engine.events import (
     Action,
-    Asked,
+    AgentTick,
     AskHalt,
+    CoordinatorLost,
     Event,
     Exited,
     NotStarted,
     Opened,
-    Orphaned,
-    Outcome,
+    PrintLine,
+    ProcessStarted,
     Resumed,
-    Say,
+    RunOutcome,
     Signal,
     SignalCoordinator,
-    Start,
     StartCoordinator,
-    Started,
+    StartProcess,
+    StopAsked,
     StopSelf,
     Suspended,
-    Tick,
 )
 from paceline.engine.signals import ENDING, Signals
 from paceline.engine.supervisor import Supervisor
@@ -113,12 +113,12 @@ class Agent:
         self._client: AgentClient | None = None
         self._running: dict[int, Process] = {}
         self._opened: set[int] = set()
-        self._vitals: dict[int, Vitals] = {}
+        self._vitals: dict[int, ProcessVitals] = {}
         self._stopping = threading.Event()
         self._asking: threading.Thread | None = None
         self.ended: dict[int, Process] = {}  # the last process of each slot that has ended
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         with Signals() as signals:
             try:
                 if self._coordinator is None:
@@ -142,7 +142,7 @@ class Agent:
         if ticket is not None:
             self._ticket = ticket
             self._client = AgentClient(
-                ticket, self._credentials, self._box.put, on_orphaned=lambda: self._box.put(Orphaned())
+                ticket, self._credentials, self._box.put, on_orphaned=lambda: self._box.put(CoordinatorLost())
             )
             self._report()
 
@@ -185,7 +185,7 @@ class Agent:
         # Where one signal went to all processes, whoever ended by it did not fail: what this one was sent comes first.
         for number in signals.take():
             if number in ENDING:
-                self._handle(Asked(number))
+                self._handle(StopAsked(number))
             else:
                 self._handle(Suspended() if number == signal.SIGTSTP else Resumed())
         for slot, process, code in ended:
@@ -194,7 +194,7 @@ class Agent:
             self._handle(last)
         for event in self._box.take():
             self._handle(event)
-        self._handle(Tick())
+        self._handle(AgentTick())
 
     def _bury(self, slot: int, process: Process, code: int) -> None:
         del self._running[slot]
@@ -224,7 +224,14 @@ class Agent:
         if self._client is not None:
             servers = tuple(process.pid for slot, process in self._running.items() if self._is_server(slot))
             machine = self._machine
-            self._client.update(self._vitals, machine.exits, machine.exhausted, servers, machine.servers_exhausted)
+            self._client.update(
+                self._vitals,
+                machine.exits,
+                machine.exhausted,
+                servers,
+                machine.servers_exhausted,
+                machine.num_expected,
+            )
 
     def _is_server(self, slot: int) -> bool:
         return self._machine.slots[slot].is_server
@@ -238,7 +245,7 @@ class Agent:
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Start):
+            if isinstance(action, StartProcess):
                 self._start(action.slot)
             elif isinstance(action, Signal) and action.slot in self._running:
                 self._running[action.slot].signal(action.number)
@@ -255,7 +262,7 @@ class Agent:
                 self._asking.start()
             elif isinstance(action, StopSelf):
                 os.kill(os.getpid(), signal.SIGSTOP)
-            elif isinstance(action, Say):
+            elif isinstance(action, PrintLine):
                 self._say(action.text)
 
     def _start(self, slot: int) -> None:
@@ -265,9 +272,9 @@ class Agent:
             self._handle(NotStarted(slot, str(error)))
             return
         self._running[slot] = process
-        self._vitals[process.pid] = Vitals("R", True)
+        self._vitals[process.pid] = ProcessVitals("R", True)
         logger.info("%s: process %d started", process.label, process.pid)
-        self._handle(Started(slot, process.pid))
+        self._handle(ProcessStarted(slot, process.pid))
         self._on_start(process)
 
     def _ask_halt(self, reason: str) -> None:

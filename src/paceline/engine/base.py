@@ -13,19 +13,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from paceline.control.lost_head import HALTED as HALTED
-from paceline.control.messages import Vitals
+from paceline.control.messages.agents import ProcessVitals
 from paceline.errors import PacelineError
-
-# A worker that ends with this code wants to be started again: it made no mistake, the run went on without it.
-START_AGAIN = 75
-# `paceline run` ends with this code where the run came to its end, but without updates that were lost for good.
-LOST = 77
-# With this one where its last state could not be saved: what follows it would go on with an older model.
-UNSAVED = 78
-
-# The exit code of a strict run that ended, but without a worker that it was asked to have.
-INCOMPLETE = 3
 
 
 class EngineError(PacelineError):
@@ -48,7 +37,7 @@ class Process(Protocol):
     def exit_code(self) -> int | None:
         """None while it lives; the number of a signal, negative, if one ended it."""
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> ProcessVitals:
         """What can be seen of a living process; `busy` says whether it has computed since the last look."""
 
     def has_session(self) -> bool:

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
 from paceline.engine.base import Process, exit_words
-from paceline.engine.events import Outcome
+from paceline.engine.events import RunOutcome
 
 LINES_SHOWN = 30
 MOST_LINES = 100
@@ -19,7 +19,7 @@ _CHAINS = ("During handling of the above exception", "The above exception was th
 
 
 def explain(
-    outcome: Outcome, folder: Path, ended: Mapping[int, Process], coordinator_lines: Sequence[str]
+    outcome: RunOutcome, folder: Path, ended: Mapping[int, Process], coordinator_lines: Sequence[str]
 ) -> list[str]:
     """`ended` are the last processes of the slots; `coordinator_lines` the end of its log."""
     if outcome.slot in ended:

@@ -12,14 +12,15 @@ from typing import BinaryIO
 
 import msgspec
 
-from paceline.control import config as configs
-from paceline.control.config import Config
-from paceline.control.disk import words_of
-from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader
-from paceline.control.ticket import Ticket, read_access
+from paceline.control.exit_codes import ENDED, FAILED
+from paceline.control.journal.disk import words_of
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
+from paceline.control.shell import config as configs
+from paceline.control.shell.config import Config
+from paceline.control.shell.ticket import Ticket, read_access
 from paceline.engine.events import CoordinatorEnded
-from paceline.engine.warden import Warden
+from paceline.engine.reaper_handle import ReaperHandle
 from paceline.wire.card import this_host
 from paceline.wire.descriptors import Fd
 from paceline.wire.identity import Identity
@@ -28,7 +29,6 @@ logger = logging.getLogger("paceline.engine")
 
 LOG = "coordinator.log"
 LINES_SHOWN = 15
-ENDED, FAILED = 0, 1  # its exit codes when the run is over
 VERDICTS = {ENDED: ("ended", "interrupted"), FAILED: ("failed",)}  # what it has written down then
 
 
@@ -45,18 +45,19 @@ def ticket_of(config: Config, agent: str) -> Ticket:
         fingerprint=Identity(config.member, pem=config.pem).fingerprint,
         tls=config.tls,
         agent=agent,
+        resumed=config.resumed,
     )
 
 
 class CoordinatorChild:
     """Used by the agent's thread."""
 
-    def __init__(self, config: Config, agent: str, logs: Path, warden: Warden) -> None:
+    def __init__(self, config: Config, agent: str, logs: Path, reaper: ReaperHandle) -> None:
         self._config = config
         self._agent = agent
         self.folder = Path(config.folder)
         self.log = logs / LOG
-        self._warden = warden
+        self._reaper = reaper
         self._popen: subprocess.Popen[bytes] | None = None
         self._exit: Fd | None = None
         self.has_listened = False
@@ -68,7 +69,7 @@ class CoordinatorChild:
             )
         self._config = msgspec.structs.replace(self._config, is_again=True)
         self._exit = Fd(os.pidfd_open(self._popen.pid))
-        self._warden.entrust(self._popen.pid, ask=True)
+        self._reaper.entrust(self._popen.pid, ask=True)
 
     def _open_log(self) -> BinaryIO:
         try:
@@ -104,7 +105,7 @@ class CoordinatorChild:
         if self._popen is None or (code := self._popen.poll()) is None:
             return None
         assert self._exit is not None
-        self._warden.forget(self._popen.pid)
+        self._reaper.forget(self._popen.pid)
         self._exit.close()
         self._popen = self._exit = None
         if code in (ENDED, FAILED):

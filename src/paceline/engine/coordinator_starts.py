@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 
-from paceline.control.disk import FULL
+from paceline.control.exit_codes import FULL
 from paceline.engine.base import exit_words
-from paceline.engine.slots import Rules
+from paceline.engine.slots import AgentRules
 
 
 class CoordinatorStarts:
     """At once, but no more than `coordinator_deaths` times in `coordinator_window_s`. Where there was no room on its
     disk, which is no death, after pauses that grow, for no more than `full_s`."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: AgentRules) -> None:
         self._rules = rules
         self._deaths: deque[float] = deque()
         self._full_since: float | None = None

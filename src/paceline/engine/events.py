@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from paceline.control.messages import AgentDirective
+from paceline.control.messages.agents import AgentDirective
 
 
-class Started(NamedTuple):
+class ProcessStarted(NamedTuple):
     slot: int
     pid: int
 
@@ -41,11 +41,11 @@ class CoordinatorEnded(NamedTuple):
     known: frozenset[int] = frozenset()
 
 
-class Orphaned(NamedTuple):
+class CoordinatorLost(NamedTuple):
     """The coordinator of another host was not heard of for too long."""
 
 
-class Asked(NamedTuple):
+class StopAsked(NamedTuple):
     """A person or the system asks for the end, by this signal."""
 
     number: int
@@ -59,26 +59,26 @@ class Resumed(NamedTuple):
     pass
 
 
-class Tick(NamedTuple):
+class AgentTick(NamedTuple):
     pass
 
 
 Event = (
-    Started
+    ProcessStarted
     | NotStarted
     | Opened
     | Exited
     | CoordinatorEnded
-    | Orphaned
-    | Asked
+    | CoordinatorLost
+    | StopAsked
     | Suspended
     | Resumed
-    | Tick
+    | AgentTick
     | AgentDirective
 )
 
 
-class Start(NamedTuple):
+class StartProcess(NamedTuple):
     slot: int
 
 
@@ -107,16 +107,16 @@ class StopSelf(NamedTuple):
     """Stand still, as Ctrl-Z asks; `Resumed` follows."""
 
 
-class Say(NamedTuple):
+class PrintLine(NamedTuple):
     """A line for the person at the terminal."""
 
     text: str
 
 
-Action = Start | Signal | StartCoordinator | SignalCoordinator | AskHalt | StopSelf | Say
+Action = StartProcess | Signal | StartCoordinator | SignalCoordinator | AskHalt | StopSelf | PrintLine
 
 
-class Result(Enum):
+class RunResult(Enum):
     ENDED = "ended"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
@@ -124,12 +124,12 @@ class Result(Enum):
     HALTED = "halted"  # the coordinator is gone for good, and workers have left what they held on this host
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """How it ended. `code` is for the process's own exit; `slot` is the process at fault, -1 for none; `reason` what is
     known beside that process's own words; `missing` are workers of this agent that the run ended without, because they
     failed, each with how."""
 
-    result: Result
+    result: RunResult
     code: int
     slot: int = -1
     reason: str = ""

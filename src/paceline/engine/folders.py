@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.control.folder import LOCK_FILE, FolderLock
-from paceline.control.journal import DATABASE, Journal
-from paceline.control.labels import write_started
-from paceline.control.reader import RunReader
-from paceline.control.reopening import reopened
+from paceline.control.journal.folder import LOCK_FILE, FolderLock
+from paceline.control.journal.journal import DATABASE, Journal
+from paceline.control.journal.labels import write_started
+from paceline.control.journal.reader import RunReader
+from paceline.control.machines.reopening import reopened
 from paceline.custody import names
-from paceline.errors import PacelineError
+from paceline.errors import RunRefused
 from paceline.wire.descriptors import Fd, creating
 
 AGENT_LOCK = "agent.lock"
@@ -28,15 +28,12 @@ LOGS = "logs"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class RunRefused(PacelineError):
-    """This run cannot be started, found or commanded as asked; the message says what to do."""
-
-
-class Place:
+class ClaimedFolder:
     """A claimed folder."""
 
-    def __init__(self, folder: Path, lock: Fd) -> None:
+    def __init__(self, folder: Path, lock: Fd, *, is_resumed: bool = False) -> None:
         self.folder = folder
+        self.is_resumed = is_resumed
         self.logs = folder / LOGS
         self.logs.mkdir(mode=0o700, exist_ok=True)
         self._lock = lock
@@ -56,7 +53,7 @@ class Place:
         self._lock.close()
 
 
-def claim(root: Path, name: str, *, resume: bool = False) -> Place:
+def claim(root: Path, name: str, *, resume: bool = False) -> ClaimedFolder:
     """The folder of a new run of this name, or of the one that is to go on."""
     if not NAME.fullmatch(name):
         raise RunRefused(f"--name {name!r} cannot be a folder's name; use letters, digits, and . _ - between them")
@@ -71,20 +68,23 @@ def claim(root: Path, name: str, *, resume: bool = False) -> Place:
     lock = _try_lock(folder / AGENT_LOCK)
     try:
         if lock is None or is_live(folder):
-            raise RunRefused(f"the run {name!r} in {root} is in use; end it (paceline stop) or choose another --name")
+            raise RunRefused(
+                f"the run {name!r} in {root} is in use; if it is just ending, try again in a moment; else end it "
+                "(paceline stop) or choose another --name"
+            )
         if was_used(folder) and not resume:
             raise RunRefused(
                 f"the name {name!r} was used before in {root}; go on with that run (--resume), or choose another --name"
             )
         folder.chmod(0o700)
-        return Place(folder.resolve(), lock)
+        return ClaimedFolder(folder.resolve(), lock, is_resumed=resume)
     except BaseException:
         if lock is not None:
             lock.close()
         raise
 
 
-def claim_for_guest(root: Path, name: str) -> Place:
+def claim_for_guest(root: Path, name: str) -> ClaimedFolder:
     """A folder for the workers that join a run from here; a second one where the run itself lives here too."""
     name = NAME.match(name)[0] if NAME.match(name) else "joined"  # type: ignore[index]
     number = 1

@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.engine import folders, running, speeds, task, worker
-from paceline.engine.events import Outcome, Result
+from paceline.engine.events import RunOutcome, RunResult
 from paceline.engine.local import Attached, Job
-from paceline.errors import PacelineError
+from paceline.errors import LaunchFailed
 from paceline.wire.descriptors import Fd
 
 logger = logging.getLogger("paceline.engine")
-
-
-class LaunchFailed(PacelineError):
-    """The run failed, and no worker raised what could be raised here; the message is the root cause."""
 
 
 def launch(
@@ -66,15 +62,15 @@ def launch(
     packed = task.pack(function, arguments)
     root = Path(folder)
     place = folders.claim(root, name or folders.new_name(root, getattr(function, "__name__", "launch")))
-    results = Results(packed)
+    results = LaunchResults(packed)
     try:
         job = Job(command=(worker.__file__,), workers=workers, run=place.name)
         with running.Lifetime(place) as life:
             outcome = life.host(hosting, running.local_engine(job, place.logs, results.attach))
-            is_well = outcome.result in (Result.ENDED, Result.INTERRUPTED)
+            is_well = outcome.result in (RunResult.ENDED, RunResult.INTERRUPTED)
             explanation = [] if is_well else life.explanation(outcome)
             shortfall = life.shortfall()
-        if outcome.result is Result.ENDED and not strict:
+        if outcome.result is RunResult.ENDED and not strict:
             running.report(outcome, explanation, place, shortfall=shortfall)
         return _conclude(outcome, explanation, results, place, workers, shortfall.lines if strict else [])
     finally:
@@ -82,7 +78,7 @@ def launch(
         place.close()
 
 
-class Results:
+class LaunchResults:
     """The task, and a place for what each worker returns or raises; a worker that is started again gets a new one."""
 
     def __init__(self, packed: bytes) -> None:
@@ -117,22 +113,22 @@ def _value(slot: int, left: tuple[Any, ...] | None) -> Any:
 
 
 def _conclude(
-    outcome: Outcome,
+    outcome: RunOutcome,
     explanation: list[str],
-    results: Results,
-    place: folders.Place,
+    results: LaunchResults,
+    place: folders.ClaimedFolder,
     workers: int,
     lacks: Sequence[str] = (),
 ) -> list[Any]:
     """`lacks` is what the run must not lack, and does."""
     found = results.take()
-    if outcome.result is Result.ENDED and outcome.code:
+    if outcome.result is RunResult.ENDED and outcome.code:
         raise LaunchFailed(f"the run {place.name} {running.without(outcome.missing)}; logs: {place.logs}")
-    if outcome.result is Result.ENDED and lacks:
+    if outcome.result is RunResult.ENDED and lacks:
         raise LaunchFailed(f"the run {place.name} has ended, but {'; '.join(lacks)}; logs: {place.logs}")
-    if outcome.result is Result.ENDED:
+    if outcome.result is RunResult.ENDED:
         return [_value(slot, found.get(slot)) for slot in range(workers)]
-    if outcome.result is Result.INTERRUPTED:
+    if outcome.result is RunResult.INTERRUPTED:
         if outcome.code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         raise LaunchFailed(f"the run {place.name} was asked to end by {signal.Signals(outcome.code - 128).name}")
@@ -144,6 +140,6 @@ def _conclude(
         if slot == outcome.slot or (outcome.slot < 0 and text in outcome.reason):
             error.add_note(f"raised by w{slot} of the run {place.name}; logs: {place.logs}\n{text}")
             raise error
-    is_later = outcome.result is Result.FAILED_LATER
+    is_later = outcome.result is RunResult.FAILED_LATER
     what = running.later(place.name) if is_later else f"the run {place.name} failed"
     raise LaunchFailed("\n".join([what, *explanation, f"logs: {place.logs}"]))

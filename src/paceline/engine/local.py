@@ -19,14 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.control import ticket as tickets
-from paceline.control.messages import Vitals
-from paceline.control.ticket import Ticket
-from paceline.engine import guard
+from paceline.control.messages.agents import ProcessVitals
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.ticket import Ticket
+from paceline.engine import reaper
 from paceline.engine.base import EngineError
 from paceline.engine.output import Output, Printed
+from paceline.engine.reaper_handle import ReaperHandle, guarded
 from paceline.engine.slots import label_of
-from paceline.engine.warden import Warden, guarded
 from paceline.wire.descriptors import Fd
 
 RUN_VARIABLE = "PACELINE_RUN"
@@ -122,14 +122,14 @@ class LocalProcess:
             return None
         return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> ProcessVitals:
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            return Vitals("X", False)
+            return ProcessVitals("X", False)
         ticks = int(fields[11]) + int(fields[12])
         busy, self._cpu_ticks = ticks > self._cpu_ticks, ticks
-        return Vitals(fields[0], busy)
+        return ProcessVitals(fields[0], busy)
 
     def has_session(self) -> bool:
         return os.lseek(self._ticket.fileno(), 0, os.SEEK_CUR) > 0
@@ -146,7 +146,7 @@ class LocalProcess:
         return list(self.printed.error_lines or self.printed.all_lines)
 
     def close(self) -> None:
-        guard.kill_session(self.pid)
+        reaper.kill_session(self.pid)
         self._popen.wait()
         self._exit.close()
         self._ticket.close()
@@ -158,13 +158,13 @@ class LocalEngine:
     what the process in a worker's slot gets; it is asked at each start."""
 
     def __init__(
-        self, job: Job, ticket: Ticket, logs: Path, output: Output, warden: Warden, attach: Attach | None = None
+        self, job: Job, ticket: Ticket, logs: Path, output: Output, reaper: ReaperHandle, attach: Attach | None = None
     ) -> None:
         self._job = job
         self._ticket = ticket
         self._logs = logs
         self._output = output
-        self._warden = warden
+        self._reaper = reaper
         self._attach = attach or _nothing_else
         self._port = free_port()
 
@@ -197,13 +197,13 @@ class LocalEngine:
                 os.close(pipes.out)
                 os.close(pipes.error)
             stack.pop_all()
-        self._warden.entrust(popen.pid)
+        self._reaper.entrust(popen.pid)
         pipes.printed.write(f"--- process {popen.pid}, {time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
         return LocalProcess(popen, ticket, pipes.printed, self._closed)
 
     def _closed(self, process: LocalProcess) -> None:
         self._output.finish(process.printed)
-        self._warden.forget(process.pid)
+        self._reaper.forget(process.pid)
 
     def close(self) -> None:
         """Processes are closed one by one; there is nothing else."""

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.control.disk import Cosmetic
-from paceline.control.line import Bell
+from paceline.control.journal.disk import Cosmetic
+from paceline.control.shell.line import Bell
 from paceline.wire.descriptors import Fd, creating
 
 LONGEST_LINE = 1 << 16

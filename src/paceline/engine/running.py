@@ -1,6 +1,6 @@
 """A run from its first process to its last: what `paceline run`, `paceline join` and `launch` have in common.
 
-with Lifetime(...) as life:       output, warden and log of one agent
+with Lifetime(...) as life:       output, reaper and log of one agent
     outcome = life.host(...)      be the run's own agent, with its coordinator
     outcome = life.join(...)      be an agent of a run that lives elsewhere
 """
@@ -18,29 +18,30 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paceline.control.client import way_to_custody
-from paceline.control.config import Config
-from paceline.control.coordinator_events import Settings
-from paceline.control.disk import Cosmetic
-from paceline.control.journal import DATABASE, JournalError
-from paceline.control.labels import LABELS_FILE
-from paceline.control.reader import RunReader
-from paceline.control.ticket import Ticket
+from paceline.control.exit_codes import LOST, UNSAVED
+from paceline.control.journal.disk import Cosmetic
+from paceline.control.journal.journal import DATABASE, JournalError
+from paceline.control.journal.labels import LABELS_FILE
+from paceline.control.journal.reader import RunReader
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.shell.client import way_to_custody
+from paceline.control.shell.config import Config
+from paceline.control.shell.ticket import Ticket
 from paceline.custody import names
 from paceline.custody.depot import Depot
 from paceline.engine import causes, shipping
 from paceline.engine.agent import Agent
-from paceline.engine.base import LOST, UNSAVED, Engine, Process
+from paceline.engine.base import Engine, Process
 from paceline.engine.child import CoordinatorChild, ticket_of
-from paceline.engine.events import Outcome, Result
-from paceline.engine.folders import Place
+from paceline.engine.events import RunOutcome, RunResult
+from paceline.engine.folders import ClaimedFolder
 from paceline.engine.local import Attach, Job, LocalEngine
 from paceline.engine.output import Output
-from paceline.engine.slots import Rules
+from paceline.engine.reaper_handle import ReaperHandle
+from paceline.engine.slots import AgentRules
 from paceline.engine.speeds import Capacity
 from paceline.engine.supervisor import FINISHED, Supervisor
 from paceline.engine.terminal import Terminal
-from paceline.engine.warden import Warden
 from paceline.watch import losses as shortfalls
 from paceline.watch.losses import Shortfall
 from paceline.wire.handshake import Credentials
@@ -54,7 +55,7 @@ logger = logging.getLogger("paceline.engine")
 AGENT_LOG = "agent.log"
 NO_LIMIT = 1 << 30
 
-MakeEngine = Callable[[Ticket, Output, Warden], Engine]
+MakeEngine = Callable[[Ticket, Output, ReaperHandle], Engine]
 
 
 class Hosting(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +74,10 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
     by_load: bool = True
 
-    def settings(self) -> Settings:
+    def settings(self) -> RunSettings:
         # A list of fixed shares has one for each worker; those of workers that join later must be asked for (--max).
         most = self.workers if len(self.shares) > 1 and self.most == NO_LIMIT else self.most
-        return Settings(
+        return RunSettings(
             wanted=self.workers,
             fewest=self.fewest,
             most=most,
@@ -123,7 +124,7 @@ class Display:
 class Lifetime:
     """One agent's life in a claimed folder. `display` may be None."""
 
-    def __init__(self, place: Place, display: Display | None = None) -> None:
+    def __init__(self, place: ClaimedFolder, display: Display | None = None) -> None:
         self.place = place
         self._display = display
         self._stack = contextlib.ExitStack()
@@ -137,8 +138,8 @@ class Lifetime:
             self._output = Output(terminal.show)
             self._labels = Cosmetic(self.place.folder / LABELS_FILE, "the names of its processes", self._output.say)
             stack.callback(self._output.close)
-            self._warden = Warden()
-            stack.callback(self._warden.close)
+            self._reaper = ReaperHandle()
+            stack.callback(self._reaper.close)
             if self._display is not None:
                 stack.callback(self._display.close)
             self._stack = stack.pop_all()
@@ -147,19 +148,23 @@ class Lifetime:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def host(self, hosting: Hosting, make_engine: MakeEngine) -> Outcome:
-        rules = Rules(
+    def host(self, hosting: Hosting, make_engine: MakeEngine) -> RunOutcome:
+        rules = AgentRules(
             workers=hosting.workers, servers=hosting.servers, restarts=hosting.restarts, strict=hosting.strict
         )
         config = Config.new(
-            run=self.place.name, folder=self.place.folder, settings=hosting.settings(), host=hosting.host
+            run=self.place.name,
+            folder=self.place.folder,
+            settings=hosting.settings(),
+            host=hosting.host,
+            resumed=self.place.is_resumed,
         )
         identity = Identity()
         ticket = msgspec.structs.replace(ticket_of(config, identity.member), capacity=hosting.capacity.declared)
-        self._coordinator = CoordinatorChild(config, identity.member, self.place.logs, self._warden)
+        self._coordinator = CoordinatorChild(config, identity.member, self.place.logs, self._reaper)
         return self._run(rules, ticket, identity, make_engine)
 
-    def join(self, ticket: Ticket, rules: Rules, capacity: Capacity, make_engine: MakeEngine) -> Outcome:
+    def join(self, ticket: Ticket, rules: AgentRules, capacity: Capacity, make_engine: MakeEngine) -> RunOutcome:
         """With the rules of a guest: without a coordinator of its own."""
         identity = Identity()
         ticket = msgspec.structs.replace(
@@ -170,10 +175,10 @@ class Lifetime:
         with contextlib.closing(shipping.LogShipper(self.place.folder, self.place.logs, name, depot)):
             return self._run(rules, ticket, identity, make_engine)
 
-    def _run(self, rules: Rules, ticket: Ticket, identity: Identity, make_engine: MakeEngine) -> Outcome:
+    def _run(self, rules: AgentRules, ticket: Ticket, identity: Identity, make_engine: MakeEngine) -> RunOutcome:
         self._agent = Agent(
             Supervisor(rules),
-            make_engine(ticket, self._output, self._warden),
+            make_engine(ticket, self._output, self._reaper),
             ticket,
             Credentials(identity, ticket.secret, "agent"),
             coordinator=self._coordinator,
@@ -192,20 +197,20 @@ class Lifetime:
     def shortfall(self) -> Shortfall:
         return find_shortfall(self.place, had_record=self._coordinator is not None and self._coordinator.has_listened)
 
-    def explanation(self, outcome: Outcome) -> list[str]:
+    def explanation(self, outcome: RunOutcome) -> list[str]:
         """Why it failed, for the person at the terminal."""
         lines = self._coordinator.last_lines() if self._coordinator is not None else []
         return causes.explain(outcome, self.place.folder, self.last_processes(), lines)
 
 
 def local_engine(job: Job, logs: Path, attach: Attach | None = None) -> MakeEngine:
-    def make(ticket: Ticket, output: Output, warden: Warden) -> Engine:
-        return LocalEngine(job, ticket, logs, output, warden, attach)
+    def make(ticket: Ticket, output: Output, reaper: ReaperHandle) -> Engine:
+        return LocalEngine(job, ticket, logs, output, reaper, attach)
 
     return make
 
 
-def find_shortfall(place: Place, *, had_record: bool) -> Shortfall:
+def find_shortfall(place: ClaimedFolder, *, had_record: bool) -> Shortfall:
     """`had_record`: whether a coordinator has worked, and so had its database."""
     path = place.folder / DATABASE
     if not path.exists():
@@ -218,43 +223,43 @@ def find_shortfall(place: Place, *, had_record: bool) -> Shortfall:
         return Shortfall(unrecorded=f"whether anything was lost cannot be said: {error}")
 
 
-def why_stopped(outcome: Outcome, place: Place) -> str:
+def why_stopped(outcome: RunOutcome, place: ClaimedFolder) -> str:
     """Why the run ended before its end, though nothing failed: somebody asked for it; else empty."""
-    if outcome.result not in (Result.ENDED, Result.FAILED_LATER) or outcome.reason in ("", FINISHED):
+    if outcome.result not in (RunResult.ENDED, RunResult.FAILED_LATER) or outcome.reason in ("", FINISHED):
         return ""
     with contextlib.suppress(JournalError), RunReader(place.folder) as reader:
         return outcome.reason if reader.status().status == "interrupted" else ""
     return ""
 
 
-def code_of(outcome: Outcome, shortfall: Shortfall) -> int:
+def code_of(outcome: RunOutcome, shortfall: Shortfall) -> int:
     """The exit code of the command; one that has another reason to be no 0 keeps it."""
     return outcome.code or (LOST if shortfall.lost else UNSAVED if shortfall.unsaved else 0)
 
 
 def report(
-    outcome: Outcome,
+    outcome: RunOutcome,
     explanation: list[str],
-    place: Place,
+    place: ClaimedFolder,
     resume: Sequence[str] | None = (),
     shortfall: Shortfall = Shortfall(),
     stopped: str = "",
 ) -> None:
     """The last lines on the terminal; nothing where all went well. `resume` is the command that goes on here, None if
     no worker was here that could have left anything; `stopped` why the run ended before its end."""
-    if outcome.result is Result.ENDED and not any(shortfall) and not outcome.missing and not stopped:
+    if outcome.result is RunResult.ENDED and not any(shortfall) and not outcome.missing and not stopped:
         return
-    if outcome.result is Result.ENDED and stopped:
+    if outcome.result is RunResult.ENDED and stopped:
         lines = [f"paceline: the run {place.name} was stopped: {stopped}", *_how_to_resume(place, resume)]
-    elif outcome.result is Result.ENDED:
+    elif outcome.result is RunResult.ENDED:
         how = without(outcome.missing) if outcome.missing else "has ended"
         lines = [f"paceline: the run {place.name} {how}"]
-    elif outcome.result is Result.HALTED:
+    elif outcome.result is RunResult.HALTED:
         lines = [f"paceline: the run {place.name} has halted: {outcome.reason}", *_how_to_go_on(place, resume)]
-    elif outcome.result is Result.FAILED_LATER:
+    elif outcome.result is RunResult.FAILED_LATER:
         further = _how_to_resume(place, resume) if stopped else []
         lines = [f"paceline: {later(place.name, stopped)}", *explanation, *further]
-    elif outcome.result is Result.FAILED:
+    elif outcome.result is RunResult.FAILED:
         lines = [f"paceline: the run {place.name} failed", *explanation]
     else:
         lines = [f"paceline: the run {place.name} was interrupted", *_how_to_resume(place, resume)]
@@ -274,7 +279,7 @@ def later(name: str, stopped: str = "") -> str:
     return f"the run {name} {ended}; after that the script failed:"
 
 
-def _how_to_resume(place: Place, resume: Sequence[str] | None) -> list[str]:
+def _how_to_resume(place: ClaimedFolder, resume: Sequence[str] | None) -> list[str]:
     """After what was a person's wish: how to go on, or why that cannot be."""
     if resume and (found := names.find(place.folder / names.FOLDER)):
         return [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
@@ -287,7 +292,7 @@ def _how_to_resume(place: Place, resume: Sequence[str] | None) -> list[str]:
     return []  # a guest, whose run goes on elsewhere; or there is no record
 
 
-def _how_to_go_on(place: Place, resume: Sequence[str] | None) -> list[str]:
+def _how_to_go_on(place: ClaimedFolder, resume: Sequence[str] | None) -> list[str]:
     if resume is None:
         return ["there were servers only on this machine: go on where workers saved what they held, and join again"]
     found = names.find(place.folder / names.FOLDER)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.control.labels import LABELS_FILE
+from paceline.control.journal.labels import LABELS_FILE
 from paceline.custody.custodian import MAX_LOG_PIECE, LogPiece
 from paceline.custody.depot import Depot
 from paceline.errors import CallFailed, WireError

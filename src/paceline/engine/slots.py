@@ -11,7 +11,7 @@ from enum import Enum
 import msgspec
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class AgentRules(msgspec.Struct, frozen=True, kw_only=True):
     """How many processes an agent starts, and how patient it is. `owns_coordinator` is false for one that joined a run
     of another host; only such a one may do without workers."""
 
@@ -50,7 +50,7 @@ def label_of(slot: int, workers: int) -> str:
     return f"w{slot}" if slot < workers else f"s{slot - workers}"
 
 
-class State(Enum):
+class SlotState(Enum):
     WAITING = "waiting"  # to be started again
     RUNNING = "running"
     DOUBTED = "doubted"  # ended by a signal before it was known whether the script has a session
@@ -62,7 +62,7 @@ class Slot:
         self.number = number
         self.label = label
         self.is_server = is_server
-        self.state = State.WAITING
+        self.state = SlotState.WAITING
         self.until = 0.0  # of the waiting or the doubt
         self.pid = 0
         self.code: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from paceline.control.ticket import hand_over
+from paceline.control.shell.ticket import hand_over
 from paceline.engine.entry.sitecustomize import BACKEND_VARIABLE, FOLDER, STORE_VARIABLE
 from paceline.engine.local import Attached
 from paceline.store import StoreServer

@@ -27,39 +27,40 @@ from __future__ import annotations
 import math
 import signal
 from enum import Enum
+from typing import assert_never
 
-from paceline.control.messages import AgentDirective
-from paceline.engine.base import HALTED, INCOMPLETE, START_AGAIN, exit_words
+from paceline.control.exit_codes import HALTED, INCOMPLETE, REFUSED, START_AGAIN
+from paceline.control.messages.agents import AgentDirective
+from paceline.engine.base import exit_words
 from paceline.engine.coordinator_starts import CoordinatorStarts
-from paceline.engine.crew import Crew
 from paceline.engine.events import (
     Action,
-    Asked,
+    AgentTick,
     AskHalt,
     CoordinatorEnded,
+    CoordinatorLost,
     Event,
     Exited,
     NotStarted,
     Opened,
-    Orphaned,
-    Outcome,
-    Result,
+    PrintLine,
+    ProcessStarted,
     Resumed,
-    Say,
+    RunOutcome,
+    RunResult,
     SignalCoordinator,
     StartCoordinator,
-    Started,
+    StopAsked,
     StopSelf,
     Suspended,
-    Tick,
 )
-from paceline.engine.slots import Rules, Slot, State, label_of
+from paceline.engine.slot_group import SlotGroup
+from paceline.engine.slots import AgentRules, Slot, SlotState, label_of
 
 FINISHED = "all processes of the script have ended"  # why a run ends whose script has no session
-REFUSED = 2  # the coordinator's exit code when starting it again would not help
 
 
-class Stage(Enum):
+class SupervisorStage(Enum):
     WORKING = "working"
     ASKED = "asked"  # to end, by a person
     OVER = "over"  # the coordinator says so
@@ -68,7 +69,7 @@ class Stage(Enum):
 
 
 class Supervisor:
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: AgentRules) -> None:
         self.rules = rules
         workers = [Slot(number, label_of(number, rules.workers)) for number in range(rules.workers)]
         servers = [
@@ -76,11 +77,11 @@ class Supervisor:
             for number in range(rules.workers, rules.workers + rules.servers)
         ]
         self.slots = [*workers, *servers]
-        self._workers, self._servers = Crew(workers, rules, self._do), Crew(servers, rules, self._do)
+        self._workers, self._servers = SlotGroup(workers, rules, self._do), SlotGroup(servers, rules, self._do)
         self._crews = (self._workers, self._servers)
         self.exits: dict[int, str] = {}
-        self.outcome: Outcome | None = None
-        self.stage = Stage.WORKING
+        self.outcome: RunOutcome | None = None
+        self.stage = SupervisorStage.WORKING
         self._sessions = not workers
         self._coordinator_runs = False
         self._coordinator_heard = False
@@ -111,7 +112,12 @@ class Supervisor:
     def exhausted(self) -> bool:
         """The same, as the coordinator is to know it: to a coordinator an agent that is exhausted has failed, so that
         a plain script that went well must not be called so."""
-        return self.is_spent and (self._sessions or self.stage is Stage.FAILING)
+        return self.is_spent and (self._sessions or self.stage is SupervisorStage.FAILING)
+
+    @property
+    def num_expected(self) -> int:
+        """How many workers live here, or may be started yet."""
+        return sum(slot.state is not SlotState.FINAL for slot in self._workers.slots)
 
     @property
     def servers_exhausted(self) -> bool:
@@ -119,7 +125,7 @@ class Supervisor:
         return self._servers.is_final
 
     def wakes_at(self) -> float | None:
-        """When the next `Tick` is due, if nothing happens before."""
+        """When the next `AgentTick` is due, if nothing happens before."""
         times = [*self._workers.due_times(), *self._servers.due_times()]
         mine = (self._term_at, self._servers_end_at, self._coordinator_ends_at, self._coordinator_starts.due_at)
         times += [at for at in mine if at is not None]
@@ -140,19 +146,43 @@ class Supervisor:
         self._actions = []
         self._now = now
         if self.outcome is None:
-            getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+            match event:
+                case ProcessStarted():
+                    self._on_started(event)
+                case NotStarted():
+                    self._on_not_started(event)
+                case Opened():
+                    self._on_opened(event)
+                case Exited():
+                    self._on_exited(event)
+                case AgentDirective():
+                    self._on_agent_directive(event)
+                case CoordinatorEnded():
+                    self._on_coordinator_ended(event)
+                case CoordinatorLost():
+                    self._on_orphaned()
+                case StopAsked():
+                    self._on_asked(event)
+                case Suspended():
+                    self._on_suspended()
+                case Resumed():
+                    self._on_resumed()
+                case AgentTick():
+                    self._on_tick()
+                case _:
+                    assert_never(event)
             self._decide()
         return self._actions
 
-    def _on_started(self, event: Started) -> None:
+    def _on_started(self, event: ProcessStarted) -> None:
         self.slots[event.slot].pid = event.pid
 
-    def _on_notstarted(self, event: NotStarted) -> None:
+    def _on_not_started(self, event: NotStarted) -> None:
         slot = self.slots[event.slot]
-        slot.state = State.FINAL
+        slot.state = SlotState.FINAL
         if slot.is_server:
-            self._do(Say(event.reason))
-        elif self.stage is Stage.WORKING:
+            self._do(PrintLine(event.reason))
+        elif self.stage is SupervisorStage.WORKING:
             self._fail(slot, event.reason)
 
     def _on_opened(self, event: Opened) -> None:
@@ -161,42 +191,42 @@ class Supervisor:
             return
         self._sessions = True
         for slot in self._workers.slots:
-            if slot.state is State.DOUBTED:  # so it was a worker of the run
+            if slot.state is SlotState.DOUBTED:  # so it was a worker of the run
                 self._start_again(slot, slot.code or 0)
 
     def _on_exited(self, event: Exited) -> None:
         slot, code = self.slots[event.slot], event.code
         slot.code = code
-        slot.outlived_run = self.stage is Stage.OVER
+        slot.outlived_run = self.stage is SupervisorStage.OVER
         self.exits[slot.pid] = exit_words(code)
         lived_s = self._now - slot.since
         if slot.num_starts == 1 and code > 0 and code != START_AGAIN and lived_s < self.rules.settled_s:
             slot.first_failed = True
-        if code == HALTED and self.stage is Stage.WORKING and (self.is_spent or not slot.is_server):
+        if code == HALTED and self.stage is SupervisorStage.WORKING and (self.is_spent or not slot.is_server):
             self._halt_here("the coordinator is not heard of any more; is its host still there?")
-        if self.stage is not Stage.WORKING or code == 0 or slot.kill_at is not None or slot.lost:
-            slot.state = State.FINAL
+        if self.stage is not SupervisorStage.WORKING or code == 0 or slot.kill_at is not None or slot.lost:
+            slot.state = SlotState.FINAL
         elif slot.is_server:
             self._servers.start_again(slot, code, self._now)
         elif self._sessions:
             self._start_again(slot, code)
         elif code > 0:
-            slot.state = State.FINAL
+            slot.state = SlotState.FINAL
             self._fail(self._died_before() or slot, "")
         else:
-            slot.state, slot.until = State.DOUBTED, self._now + self.rules.doubt_s
+            slot.state, slot.until = SlotState.DOUBTED, self._now + self.rules.doubt_s
 
     def _died_before(self) -> Slot | None:
         """The first worker that a signal ended: those that need it fail soon after, and are not at fault."""
-        doubted = (slot for slot in self._workers.slots if slot.state is State.DOUBTED)
+        doubted = (slot for slot in self._workers.slots if slot.state is SlotState.DOUBTED)
         return min(doubted, key=lambda slot: slot.until, default=None)
 
     def _start_again(self, worker: Slot, code: int) -> None:
         self._workers.start_again(worker, code, self._now)
         if self.is_spent and not self._servers.is_final:
-            self._do(Say("no worker is left here; the servers go on as long as the run does"))
+            self._do(PrintLine("no worker is left here; the servers go on as long as the run does"))
 
-    def _on_agentdirective(self, directive: AgentDirective) -> None:
+    def _on_agent_directive(self, directive: AgentDirective) -> None:
         self._coordinator_heard = True
         self._coordinator_starts.worked()
         for crew in self._crews:
@@ -204,14 +234,24 @@ class Supervisor:
                 if slot.pid in directive.kill:
                     crew.send(slot, signal.SIGKILL)
             for slot in crew.slots:
-                if slot.pid in directive.refused and self.stage is Stage.WORKING and not directive.over:
+                if slot.pid in directive.refused and self.stage is SupervisorStage.WORKING and not directive.over:
                     crew.refuse(slot, directive.refused[slot.pid])
+        for slot in self._workers.slots:
+            if slot.pid in directive.lost and slot.code == 0 and slot.state is SlotState.FINAL and not slot.lost:
+                self._take_for_lost(slot, is_over=directive.over)
         if directive.over and not self._is_over:
             if directive.failed:
                 self._verdict = "failed"
             self._end_run(directive.verdict)
 
-    def _on_coordinatorended(self, event: CoordinatorEnded) -> None:
+    def _take_for_lost(self, slot: Slot, *, is_over: bool) -> None:
+        """It ended as if it had been let go, by `os._exit(0)` say, and was not."""
+        if self.stage is SupervisorStage.WORKING and not is_over:
+            self._start_again(slot, 0)
+        else:
+            slot.lost = f"{exit_words(0)} before the end"
+
+    def _on_coordinator_ended(self, event: CoordinatorEnded) -> None:
         self._coordinator_runs = False
         self._coordinator_ends_at = None
         if event.verdict:
@@ -225,7 +265,7 @@ class Supervisor:
                         crew.terminate(slot, self._now)  # it came when nobody was there any more to say so
             if event.verdict == "failed":
                 self._term_at = self._now + self.rules.farewell_s
-        elif self.stage in (Stage.OVER, Stage.FAILING) or self._coordinator_asked:
+        elif self.stage in (SupervisorStage.OVER, SupervisorStage.FAILING) or self._coordinator_asked:
             pass  # it could not write down its last word
         elif event.code == REFUSED:
             self._fail(None, "the coordinator cannot work")
@@ -237,32 +277,34 @@ class Supervisor:
         starts.ended(code, self._now)
         if starts.due_at is not None:
             if starts.due_at > self._now and starts.is_first_pause:
-                self._do(Say("the coordinator waits for room on the disk of the run's folder; the training goes on"))
+                self._do(
+                    PrintLine("the coordinator waits for room on the disk of the run's folder; the training goes on")
+                )
             return
         reason = starts.reason
-        if not self._sessions or self.stage is not Stage.WORKING:
+        if not self._sessions or self.stage is not SupervisorStage.WORKING:
             self._fail(None, reason)
             return
-        self._do(Say(f"{reason}; the workers save what they hold, and end"))
+        self._do(PrintLine(f"{reason}; the workers save what they hold, and end"))
         self._halt_here(reason)
         self._workers.send_all(signal.SIGTERM)
 
-    def _on_orphaned(self, _: Orphaned) -> None:
-        if self.stage is Stage.WORKING:
+    def _on_orphaned(self) -> None:
+        if self.stage is SupervisorStage.WORKING:
             self._fail(None, "the coordinator is not heard of any more; is its host still there?")
 
-    def _on_asked(self, event: Asked) -> None:
+    def _on_asked(self, event: StopAsked) -> None:
         if self._now < self._asked_at + self.rules.together_s:
             return
         self._asked_at = self._now
         self._asked.append(event.number)
-        if self.stage is Stage.WORKING:
-            self.stage = Stage.ASKED
+        if self.stage is SupervisorStage.WORKING:
+            self.stage = SupervisorStage.ASKED
         self._cancel_starts()
         if len(self._asked) == 1:
             self._ask_politely(event.number)
         elif len(self._asked) == 2:
-            self._do(Say("ending now; Ctrl-C again to kill"))
+            self._do(PrintLine("ending now; Ctrl-C again to kill"))
             self._terminate_all()
         else:
             self._kill_all()
@@ -275,38 +317,38 @@ class Supervisor:
 
     def _ask_politely(self, number: int) -> None:
         if not self.rules.owns_coordinator:
-            self._do(Say("leaving the run after this step; Ctrl-C again to kill"))
+            self._do(PrintLine("leaving the run after this step; Ctrl-C again to kill"))
             for crew in self._crews:
                 crew.send_all(signal.SIGTERM)
-        elif self._sessions and self.stage is Stage.ASKED:
-            self._do(Say("stopping after this step; Ctrl-C again to kill"))
+        elif self._sessions and self.stage is SupervisorStage.ASKED:
+            self._do(PrintLine("stopping after this step; Ctrl-C again to kill"))
             self._halt("a person asked for the end")
         else:
-            self._do(Say("stopping; Ctrl-C again to kill"))
+            self._do(PrintLine("stopping; Ctrl-C again to kill"))
             self._workers.send_all(number)  # servers end when the script has
 
-    def _on_suspended(self, _: Suspended) -> None:
+    def _on_suspended(self) -> None:
         for crew in self._crews:
             crew.send_all(signal.SIGSTOP)
         if self._coordinator_runs:
             self._do(SignalCoordinator(signal.SIGSTOP))
         self._do(StopSelf())
 
-    def _on_resumed(self, _: Resumed) -> None:
+    def _on_resumed(self) -> None:
         if self._coordinator_runs:
             self._do(SignalCoordinator(signal.SIGCONT))
         for crew in self._crews:
             crew.send_all(signal.SIGCONT)
 
-    def _on_tick(self, _: Tick) -> None:
+    def _on_tick(self) -> None:
         """Time alone has passed; `_decide` looks at it."""
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
         for slot in self._workers.slots:
-            if slot.state is State.DOUBTED and (self._now >= slot.until or not any(self._workers.running())):
-                slot.state = State.FINAL
+            if slot.state is SlotState.DOUBTED and (self._now >= slot.until or not any(self._workers.running())):
+                slot.state = SlotState.FINAL
                 self._fail(slot, "")
         for crew in self._crews:
             crew.do_what_is_due(self._now)
@@ -325,8 +367,10 @@ class Supervisor:
 
     def _wind_up(self) -> None:
         """No worker is left. With a session the coordinator has the last word, for workers of other hosts may go on."""
-        goes_on = self._sessions and len(self._asked) < 2 and self.stage in (Stage.WORKING, Stage.ASKED)
-        if not goes_on and self.stage is not Stage.OVER:  # there, they are released, and have their time
+        goes_on = (
+            self._sessions and len(self._asked) < 2 and self.stage in (SupervisorStage.WORKING, SupervisorStage.ASKED)
+        )
+        if not goes_on and self.stage is not SupervisorStage.OVER:  # there, they are released, and have their time
             self._servers.cancel_starts()
             self._servers.terminate_all(self._now)
         if not self._coordinator_runs:
@@ -340,7 +384,7 @@ class Supervisor:
         if not self._coordinator_heard:
             self._end_coordinator()
             return
-        if self.stage in (Stage.WORKING, Stage.ASKED):
+        if self.stage in (SupervisorStage.WORKING, SupervisorStage.ASKED):
             self._halt(FINISHED)
         self._coordinator_ends_at = self._now + (self.rules.grace_s if self._asked else self.rules.farewell_s)
 
@@ -352,8 +396,8 @@ class Supervisor:
     def _end_run(self, reason: str) -> None:
         """The coordinator says that the run is over."""
         self._is_over = True
-        if self.stage is not Stage.FAILING:
-            self.stage = Stage.OVER
+        if self.stage is not SupervisorStage.FAILING:
+            self.stage = SupervisorStage.OVER
             self._reason = reason
         self._cancel_starts()
         for crew in self._crews:
@@ -365,15 +409,15 @@ class Supervisor:
 
     def _fail(self, culprit: Slot | None, reason: str) -> None:
         """Nothing will come of it any more; `culprit` is where to look."""
-        if self.stage is Stage.WORKING:
-            self.stage = Stage.FAILING
+        if self.stage is SupervisorStage.WORKING:
+            self.stage = SupervisorStage.FAILING
             self._culprit, self._reason = culprit, reason
         self._cancel_starts()
         self._terminate_all()
 
     def _halt_here(self, reason: str) -> None:
         """There is no coordinator any more: workers end by themselves, each when it has saved what it holds."""
-        self.stage = Stage.HALTED
+        self.stage = SupervisorStage.HALTED
         self._reason = reason
         self._cancel_starts()
         self._term_at = self._now + self.rules.halt_s
@@ -390,7 +434,7 @@ class Supervisor:
 
     def _start_coordinator(self) -> None:
         self._coordinator_starts.due_at = None
-        if self.stage in (Stage.WORKING, Stage.ASKED) and len(self._asked) < 2:
+        if self.stage in (SupervisorStage.WORKING, SupervisorStage.ASKED) and len(self._asked) < 2:
             self._coordinator_runs = True
             self._do(StartCoordinator())
 
@@ -403,26 +447,26 @@ class Supervisor:
 
     def _finish(self) -> None:
         if self._asked:
-            self.outcome = Outcome(Result.INTERRUPTED, 128 + self._asked[0], reason=self._reason)
-        elif self._verdict == "failed" and self.stage is Stage.OVER:
-            self.outcome = Outcome(Result.FAILED, 1, reason=self._reason)
-        elif self.stage is Stage.HALTED:
-            self.outcome = Outcome(Result.HALTED, HALTED, reason=self._reason)
-        elif self.stage is Stage.FAILING:
+            self.outcome = RunOutcome(RunResult.INTERRUPTED, 128 + self._asked[0], reason=self._reason)
+        elif self._verdict == "failed" and self.stage is SupervisorStage.OVER:
+            self.outcome = RunOutcome(RunResult.FAILED, 1, reason=self._reason)
+        elif self.stage is SupervisorStage.HALTED:
+            self.outcome = RunOutcome(RunResult.HALTED, HALTED, reason=self._reason)
+        elif self.stage is SupervisorStage.FAILING:
             number = self._culprit.number if self._culprit is not None else -1
             code = self._own_code(self._culprit) if not self._sessions else 1
-            self.outcome = Outcome(Result.FAILED, code, number, self._reason)
+            self.outcome = RunOutcome(RunResult.FAILED, code, number, self._reason)
         elif (later := self._failed_later()) is not None:
-            self.outcome = Outcome(Result.FAILED_LATER, self._own_code(later), later.number, self._reason)
+            self.outcome = RunOutcome(RunResult.FAILED_LATER, self._own_code(later), later.number, self._reason)
         elif (failed := self._failed_as_guests()) is not None:
-            self.outcome = Outcome(Result.FAILED, 1, failed.number, self._reason)
+            self.outcome = RunOutcome(RunResult.FAILED, 1, failed.number, self._reason)
         else:
             missing = tuple(f"{slot.label} {how}" for slot in self._workers.slots if (how := self._how_lost(slot)))
             code = INCOMPLETE if missing and self.rules.strict else 0
-            self.outcome = Outcome(Result.ENDED, code, reason=self._reason, missing=missing)
+            self.outcome = RunOutcome(RunResult.ENDED, code, reason=self._reason, missing=missing)
             is_stopped = self._reason not in ("", FINISHED)  # then the script may not have come to it
             if self._servers.slots and not self._sessions and self.rules.owns_coordinator and not is_stopped:
-                self._do(Say("the servers were not used: the script has no session"))
+                self._do(PrintLine("the servers were not used: the script has no session"))
 
     def _failed_later(self) -> Slot | None:
         """A worker that was let go in peace and failed after that, perhaps before the agent knew that all was over; a

@@ -25,7 +25,7 @@ from torch import nn
 Init = Literal["normal", "uniform", "zeros"]
 
 
-class Source(Protocol):
+class RowLookup(Protocol):
     """Where a module gets its rows; the strategy's."""
 
     def rows(self, table: Table, ids: torch.Tensor) -> torch.Tensor:
@@ -71,9 +71,9 @@ class Table(nn.Module):
         self.evict_after = evict_after
         self.cache = cache
         self.weight = nn.Parameter(torch.empty((0, dim), dtype=dtype))
-        self._source: list[Source] = []  # in a list: a source is no part of the model
+        self._source: list[RowLookup] = []  # in a list: a source is no part of the model
 
-    def attach(self, source: Source) -> None:
+    def attach(self, source: RowLookup) -> None:
         """Get rows from there from now on."""
         self._source = [source]
 

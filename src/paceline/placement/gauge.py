@@ -31,7 +31,7 @@ SURE = 4.0
 IDLE = 0.05  # of its time, that even the busiest server is busy
 
 
-class Window(NamedTuple):
+class LoadWindow(NamedTuple):
     """What a server measured: its number, and the seconds of work in a second, by range."""
 
     number: int = 0
@@ -46,12 +46,12 @@ class Gauge:
         self._since: dict[str, int] = {}  # the number of the last window that counted, or was left out
         self._rounds: deque[dict[str, dict[int, float]]] = deque(maxlen=KEPT)
 
-    def restart(self, windows: Mapping[str, Window]) -> None:
+    def restart(self, windows: Mapping[str, LoadWindow]) -> None:
         """Ranges move: what is being measured now is of no use."""
         self._since = {server: window.number + 1 for server, window in windows.items()}
         self._rounds.clear()
 
-    def take(self, windows: Mapping[str, Window]) -> bool:
+    def take(self, windows: Mapping[str, LoadWindow]) -> bool:
         """The newest windows; whether they make a new round that counts."""
         if windows.keys() != self._since.keys():
             self.restart(windows)

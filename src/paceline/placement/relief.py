@@ -36,7 +36,7 @@ _ALIKE = 0.02  # moves whose results differ by less are told apart by how many b
 Costs = Mapping[str, Mapping[int, float]]  # by server, of each range that it has
 
 
-class Move(NamedTuple):
+class RangeMove(NamedTuple):
     """Ranges get other homes. `before` and `after` are the load of the fuller of both servers."""
 
     giver: str
@@ -67,7 +67,7 @@ def best_move(
     sites: Mapping[str, Site],
     num_bytes: Sequence[int],
     resting: Collection[int] = (),
-) -> Move | None:
+) -> RangeMove | None:
     """The move that relieves this server most; None if none is worth it."""
     loads, room = loads_of(costs), _room_of(homes, sites, num_bytes)
     found = []
@@ -86,7 +86,7 @@ def best_move(
             if after <= loads[giver] - LEAST_GAIN:
                 moved = {option.number: option.homes for option in chosen}
                 brought = sum(option.num_bytes for option in chosen)
-                found.append(Move(giver, taker, moved, loads[giver], after, brought))
+                found.append(RangeMove(giver, taker, moved, loads[giver], after, brought))
     if not found:
         return None
     least = min(move.after for move in found)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from paceline.placement.gauge import Gauge, Window
+from paceline.placement.gauge import Gauge, LoadWindow
 from paceline.placement.placing import Homes, Site
-from paceline.placement.relief import Move, Rests, best_move, loads_of
+from paceline.placement.relief import RangeMove, Rests, best_move, loads_of
 
 COLD = 0.1  # a range with nothing to do counts as this part of what its bytes would
 
 
-class Stuck(NamedTuple):
+class CannotRelieve(NamedTuple):
     """Nothing that could be moved would relieve this server; `number` is what costs it most."""
 
     server: str
@@ -43,17 +43,17 @@ class Relieving:
     def num_moves(self) -> dict[int, int]:
         return dict(self._rests.num_moves)
 
-    def disturb(self, windows: Mapping[str, Window]) -> None:
+    def disturb(self, windows: Mapping[str, LoadWindow]) -> None:
         self._learn()
         self._gauge.restart(windows)
 
     def look(
         self,
-        windows: Mapping[str, Window],
+        windows: Mapping[str, LoadWindow],
         homes: Sequence[Homes],
         sites: Mapping[str, Site],
         num_bytes: Sequence[int],
-    ) -> Move | Stuck | None:
+    ) -> RangeMove | CannotRelieve | None:
         """What follows from these windows, of all `sites`."""
         if sites.keys() != self._sites.keys():
             self._told.clear()
@@ -77,10 +77,10 @@ class Relieving:
         stuck = [server for server in hot if server not in self._told and not resting & costs[server].keys()]
         return self._stuck(stuck[0], costs[stuck[0]], loads_of(costs)[stuck[0]]) if stuck else None
 
-    def _stuck(self, server: str, costs: Mapping[int, float], load: float) -> Stuck:
+    def _stuck(self, server: str, costs: Mapping[int, float], load: float) -> CannotRelieve:
         self._told.add(server)
         number = max(costs, key=lambda one: (costs[one], -one))
-        return Stuck(server, load, number, costs[number])
+        return CannotRelieve(server, load, number, costs[number])
 
     def _learn(self) -> None:
         """What each range has to do. A strong server needs less time for the same, so its capacity counts."""

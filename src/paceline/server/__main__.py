@@ -14,10 +14,10 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from paceline.control import ticket as tickets
+from paceline.control.shell import ticket as tickets
 
 if TYPE_CHECKING:
-    from paceline.control.ticket import Ticket
+    from paceline.control.shell.ticket import Ticket
 
 LOOK_S = 0.5
 NO_TICKET = 2

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.server.ages import Clocks, Sweeper
-from paceline.server.chunk import Waiting
+from paceline.server.chunk import WaitingChunkIds
 from paceline.server.index import MAX_KEYS, KeyIndex
 from paceline.server.memory import Column, Slots
 from paceline.wire.memory import total_bytes
@@ -59,14 +59,14 @@ class WaitingIds:
     def drop(self, ids: torch.Tensor) -> None:
         self._index.remove(ids)
 
-    def export(self) -> Waiting:
+    def export(self) -> WaitingChunkIds:
         slots, ids = self._those_of(0, self._index.num_slots)
         young = ~self._are_old(slots, ids)
         slots, ids = slots[young], ids[torch.from_numpy(young)]
         idle = np.maximum(self._clocks.of(ids) - self._seen_array[slots], 0)
-        return Waiting(ids, torch.from_numpy(self._count_array[slots]), torch.from_numpy(idle))
+        return WaitingChunkIds(ids, torch.from_numpy(self._count_array[slots]), torch.from_numpy(idle))
 
-    def load(self, waiting: Waiting) -> None:
+    def load(self, waiting: WaitingChunkIds) -> None:
         slots = self._add(waiting.ids)
         self._count_array[slots] = waiting.counts.numpy()
         self._seen_array[slots] = self._clocks.of(waiting.ids) - waiting.idle.numpy()

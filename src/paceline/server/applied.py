@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.control.lease_set import LeaseSet, lease_set
-from paceline.server.messages import Need, Record
+from paceline.control.leases.lease_set import LeaseSet, lease_set
+from paceline.server.messages import Need, RangeRecord
 
 
 class AppliedLeases:
@@ -15,7 +15,7 @@ class AppliedLeases:
         self._had: dict[int, LeaseSet] = {}
         self._done = LeaseSet()
 
-    def took(self, records: Mapping[int, Record]) -> None:
+    def took(self, records: Mapping[int, RangeRecord]) -> None:
         """Values of these ranges are here now, in the place of all that were."""
         self._had = {
             number: lease_set(record.epoch, record.prefix, record.beyond) for number, record in records.items()

@@ -32,7 +32,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingChunkIds:
     """Ids that have no row yet: how often each was seen, and how many updates ago."""
 
     ids: torch.Tensor
@@ -42,15 +42,15 @@ class Waiting:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def select(self, mask: torch.Tensor) -> Waiting:
-        return Waiting(self.ids[mask], self.counts[mask], self.idle[mask])
+    def select(self, mask: torch.Tensor) -> WaitingChunkIds:
+        return WaitingChunkIds(self.ids[mask], self.counts[mask], self.idle[mask])
 
 
-def joined_waiting(parts: Sequence[Waiting]) -> Waiting | None:
+def joined_waiting(parts: Sequence[WaitingChunkIds]) -> WaitingChunkIds | None:
     """Of several servers; None of none."""
     if not parts:
         return None
-    return Waiting(
+    return WaitingChunkIds(
         torch.cat([one.ids for one in parts]),
         torch.cat([one.counts for one in parts]),
         torch.cat([one.idle for one in parts]),

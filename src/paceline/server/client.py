@@ -18,18 +18,18 @@ from typing import Protocol
 import msgspec
 import torch
 
-from paceline.errors import ConnectionLost, DeadlineExceeded, WireError
+from paceline.errors import ConnectionLost, DeadlineExceeded, RequestRefused, Unserved, WireError
 from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
-from paceline.server.errors import RequestRefused, Superseded, Unserved
-from paceline.server.messages import Answer, Refusal, Request
+from paceline.server.errors import Superseded
+from paceline.server.messages import Refusal, ServerAnswer, ServerRequest
 from paceline.server.parcels import Detail, Parcel
-from paceline.server.post import Memories, Postbox
-from paceline.server.reaching import reach
+from paceline.server.post import ROOM, Memories, Postbox
 from paceline.wire.deadline import Deadline
 from paceline.wire.decoding import decode
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.memory import Arena, SharedMemory, total_bytes
+from paceline.wire.reaching import reach
 from paceline.wire.waiting import PLAIN, Waiter, Wanted
 
 logger = logging.getLogger("paceline.server")
@@ -43,7 +43,7 @@ _SHORTEST_S, _LONGEST_S = 0.0005, 0.05  # between two tries
 
 _NIL = msgspec.Raw(b"\xc0")
 
-Pack = Callable[[Request], Parcel]
+Pack = Callable[[ServerRequest], Parcel]
 
 
 class Check(Protocol):
@@ -185,13 +185,13 @@ class GroupClient:
             except WireError as error:
                 self._lose(server, errand, error, deadline)
 
-    def _receive(self, server: str, parcel: Parcel, deadline: Deadline) -> Answer:
+    def _receive(self, server: str, parcel: Parcel, deadline: Deadline) -> ServerAnswer:
         letter = self._lines[server].receive(deadline=deadline)
         self._owing.discard(server)
         if letter.kind == "raise":
             text = decode(letter.body, str)
             raise RequestRefused(f"{deadline.operation}: server {server} refused: {text}")
-        answer = decode(letter.body, Answer)
+        answer = decode(letter.body, ServerAnswer)
         if parcel.wanted:
             self._seen[server] = answer.updates
         tensors = letter.tensors
@@ -238,7 +238,9 @@ class GroupClient:
         if server not in self._lines:
             waiter = _Watching(self, server)
             deadline = Deadline(dial_s, f"reaching server {server}")
-            connection = reach(self._endpoint, placement.card_of[server], deadline, waiter)
+            mine = self._endpoint.credentials
+            purpose = f"{ROOM}/{mine.identity.member}"
+            connection = reach(mine, placement.card_of[server], purpose, deadline=deadline, waiter=waiter)
             connection.waiter = waiter
             self._lines[server] = Postbox(connection, self._memories)
         return self._lines[server]

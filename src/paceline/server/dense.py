@@ -38,7 +38,7 @@ COUNTS = {"step": 0.0, "mu_product": 1.0}
 Value = float | int | bool | None | tuple[float, ...]
 
 
-class Settings(msgspec.Struct, frozen=True, array_like=True):
+class OptimizerSettings(msgspec.Struct, frozen=True, array_like=True):
     """Which optimizer a section has, and what its group says: learning rate, betas and so on."""
 
     optimizer: str
@@ -49,7 +49,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
             raise _cannot_be_cut(self.optimizer)
 
 
-def settings_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Settings:
+def settings_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> OptimizerSettings:
     """Those of one group, as they are now."""
     if ELEMENTWISE.get(type(optimizer).__name__) is not type(optimizer):  # one of the script's may have a name of torch
         raise _cannot_be_cut(f"{type(optimizer).__module__}.{type(optimizer).__name__}")
@@ -62,7 +62,7 @@ def settings_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> S
         if name in ("foreach", "fused", "capturable", "differentiable"):
             continue
         values[name] = tuple(value) if isinstance(value, (list, tuple)) else value
-    return Settings(type(optimizer).__name__, values)
+    return OptimizerSettings(type(optimizer).__name__, values)
 
 
 def _cannot_be_cut(name: str) -> ValueError:
@@ -79,7 +79,7 @@ class Block:
     """One dense range. `values` belongs to the block. To torch it is one parameter, until parts of it get no gradient:
     from then on those are parameters of their own, with their own count of updates, as they are on a worker."""
 
-    def __init__(self, values: torch.Tensor, section: int, settings: Settings) -> None:
+    def __init__(self, values: torch.Tensor, section: int, settings: OptimizerSettings) -> None:
         self.section = section
         self.values = values
         kind = ELEMENTWISE[settings.optimizer]
@@ -95,7 +95,9 @@ class Block:
         pieces: list[torch.nn.Parameter] = self._optimizer.param_groups[0]["params"]
         return pieces
 
-    def update(self, gradient: torch.Tensor, settings: Settings, unused: Sequence[tuple[int, int]] = ()) -> None:
+    def update(
+        self, gradient: torch.Tensor, settings: OptimizerSettings, unused: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """`unused` are parts (from, to) that got no gradient: they do not move, decay or forget."""
         if settings != self._settings:
             self._optimizer.param_groups[0].update(settings.values)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from paceline.placement.placement import Placement
-from paceline.server.messages import Answer, Commit, Need, Push, Record, Refusal, Request, Spans
+from paceline.server.messages import CommitStep, Need, Push, RangeRecord, Refusal, ServerAnswer, ServerRequest, Spans
 
 ORPHAN_TRIES = 2  # with each server that has a range, before nobody has it
 
@@ -25,7 +25,7 @@ class Errand:
         self,
         ranges: Iterable[int],
         *,
-        commit: Commit | None = None,
+        commit: CommitStep | None = None,
         push: Push | None = None,
         pull: Need | None = None,
         exports: bool = False,
@@ -33,24 +33,22 @@ class Errand:
         orphaned: bool = False,
     ) -> None:
         numbers = tuple(ranges)
-        self._content = Request(0, (), commit, push, pull, exports, notes, orphaned=orphaned)
+        self._content = ServerRequest(0, (), commit, push, pull, exports, notes, orphaned=orphaned)
         self._losses: Counter[str] = Counter()  # how often the connection to a server broke, or could not be made
         self._without: set[tuple[str, int]] = set()  # servers, each with a range that it has said it does not have
-        self.records: dict[int, Record] = {}  # of ranges that were exported, or noted
+        self.records: dict[int, RangeRecord] = {}  # of ranges that were exported, or noted
         self.forgone: dict[int, Spans] = {}  # those that have lost updates for good, and which
         self._to_push = set(numbers) if commit is not None or push is not None else set()
         self._to_pull = set(numbers) if pull is not None else set()
-        self._under_way: dict[str, Request] = {}
+        self._under_way: dict[str, ServerRequest] = {}
         self.refusals: dict[int, Refusal] = {}  # the last one of each range that is not done
-        self.counted: Commit | None = None  # of an earlier attempt at the step that was staged; it is to be made of it
+        self.counted: CommitStep | None = (
+            None  # of an earlier attempt at the step that was staged; it is to be made of it
+        )
 
     @property
     def is_done(self) -> bool:
         return not (self._to_push or self._to_pull)
-
-    @property
-    def is_pushed(self) -> bool:
-        return not self._to_push
 
     @property
     def left(self) -> set[int]:
@@ -64,9 +62,9 @@ class Errand:
             pull = msgspec.structs.replace(pull, settled=settled)
             self._content = msgspec.structs.replace(self._content, pull=pull)
 
-    def requests(self, placement: Placement) -> dict[str, Request]:
+    def requests(self, placement: Placement) -> dict[str, ServerRequest]:
         """What to send now, one request a server at most; it is under way then."""
-        found: dict[str, Request] = {}
+        found: dict[str, ServerRequest] = {}
         busy = {number for request in self._under_way.values() for number in request.ranges}
         for server, held in self._speakers(placement).items():
             if server in self._under_way:
@@ -79,7 +77,7 @@ class Errand:
                     content, version=placement.version, began=placement.began, ranges=pushes
                 )
             elif pulls:
-                found[server] = Request(
+                found[server] = ServerRequest(
                     placement.version,
                     pulls,
                     pull=content.pull,
@@ -122,7 +120,7 @@ class Errand:
         """The ranges that nobody has who could be reached."""
         return {number for number in self.left if self.is_orphaned and self._speaker(number, placement) is None}
 
-    def answered(self, server: str, answer: Answer) -> tuple[int, ...]:
+    def answered(self, server: str, answer: ServerAnswer) -> tuple[int, ...]:
         """An answer came; the ranges of which it gave what was wanted. What else it tells of a range, another will."""
         request = self._under_way.pop(server)
         given = []

@@ -1,27 +1,12 @@
-"""What goes wrong between a worker and the servers.
+"""Errors within the server group, which no script sees.
 
-ServerError            (a PacelineError)
-├── RequestRefused     a server could not do what was asked: a gradient that is not finite, no memory; nothing changed
-├── Unserved           ranges that no server has served for too long
-└── HalfMade           (within a server) an update that could not be finished: the server must end
-Superseded             (a GroupError) the generation of a push is over: its step is done again
+HalfMade      (a ServerError) an update that could not be finished: the server must end
+Superseded    (a GroupError) the generation of a push is over: its step is done again
 """
 
 from __future__ import annotations
 
-from paceline.errors import GroupError, PacelineError
-
-
-class ServerError(PacelineError):
-    """The server group cannot do what is asked of it."""
-
-
-class RequestRefused(ServerError):
-    """A server refused a request; it says why. Nothing was changed by it."""
-
-
-class Unserved(ServerError):
-    """Some ranges were served by nobody within the time allowed."""
+from paceline.errors import GroupError, ServerError
 
 
 class HalfMade(ServerError):

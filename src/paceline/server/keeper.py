@@ -10,8 +10,8 @@ Invariants
   range: commits that were on their way from earlier ones are refused. What those had staged for the same step is kept
   until it is made: if a commit reached another range before its sender died, the workers are told, and make the step
   of that attempt everywhere.
-- An answer is released when every replica that the primary feeds has taken what it speaks of (`Outcome.waits`), so
-  nothing is acknowledged, or shown, that the death of this server would take back. A replica that is gone is waited
+- An answer is released when every replica that the primary feeds has taken what it speaks of (`PendingAnswer.waits`),
+  so nothing is acknowledged, or shown, that the death of this server would take back. A replica that is gone is waited
   for until a placement without it says so.
 - What is here is shown to, and changed by, workers of the founding that it belongs to: when a run is founded anew,
   its workers may hear of it before its servers do.
@@ -32,43 +32,43 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from paceline.control.lease_set import LeaseSet
-from paceline.control.losses import numbers_of, spans_of
+from paceline.control.leases.lease_set import LeaseSet
+from paceline.control.messages.losses import numbers_of, spans_of
 from paceline.placement.evolving import Heard
 from paceline.placement.placement import Placement
 from paceline.server.messages import (
     Acknowledged,
-    Answer,
-    Apply,
-    Commit,
+    ApplyLease,
+    CommitStep,
     Fence,
     Forward,
     Load,
     Push,
-    Record,
+    RangeRecord,
     Refusal,
-    Request,
-    Stage,
+    ServerAnswer,
+    ServerRequest,
+    StageStep,
 )
 
 Parcel = Any  # tensors and what describes them; the store's affair
 
 
-class Store(Protocol):
+class RangeStore(Protocol):
     """The tensors of the ranges. Called by the keeper only, for ranges that it knows to be there."""
 
     def load(self, ranges: Sequence[int], parcel: Parcel) -> None: ...
 
-    def stage(self, ranges: Sequence[int], push: Stage, parcel: Parcel) -> None:
+    def stage(self, ranges: Sequence[int], push: StageStep, parcel: Parcel) -> None:
         """Keep what one rank pushed for a step."""
 
     def unstage(self, number: int, generation: int, step: int) -> None:
         """Throw away what was staged for this step of a range."""
 
-    def commit(self, ranges: Sequence[int], commit: Commit) -> None:
+    def commit(self, ranges: Sequence[int], commit: CommitStep) -> None:
         """Apply what is staged for the step, and keep it no longer."""
 
-    def apply(self, ranges: Sequence[int], push: Apply, parcel: Parcel) -> None: ...
+    def apply(self, ranges: Sequence[int], push: ApplyLease, parcel: Parcel) -> None: ...
 
     def pull(self, ranges: Sequence[int], parcel: Parcel) -> Parcel:
         """What the request wants to know of these ranges."""
@@ -94,15 +94,15 @@ class Tenure:
         self.leases = LeaseSet()
         self.generation = 0
         self.staged: dict[tuple[int, int], set[int]] = {}  # the ranks that have pushed for (generation, step)
-        self.counted: Commit | None = None  # the last one
+        self.counted: CommitStep | None = None  # the last one
         self.num_leases = 0  # of an epoch
         self.forgone: set[int] = set()  # updates that count and will never be applied here
 
-    def record(self) -> Record:
+    def record(self) -> RangeRecord:
         staged = tuple((*key, rank) for key, ranks in self.staged.items() for rank in ranks)
         leases = self.leases
         beyond = tuple(sorted(leases.beyond))
-        return Record(
+        return RangeRecord(
             self.loaded,
             self.is_lossy,
             self.step,
@@ -116,7 +116,7 @@ class Tenure:
             spans_of(self.forgone),
         )
 
-    def become(self, record: Record) -> None:
+    def become(self, record: RangeRecord) -> None:
         self.is_complete = True
         self.loaded, self.is_lossy = record.loaded, record.lossy
         self.step = record.step
@@ -149,19 +149,19 @@ class Link:
         self.acked = acked
 
 
-class Outcome(NamedTuple):
-    """An answer, to be given by `Keeper.finish` when `Keeper.is_released(waits)`; what of it stands on a tenure that
-    is over by then is to be asked for again."""
+class PendingAnswer(NamedTuple):
+    """An answer, to be given by `RangeKeeper.finish` when `RangeKeeper.is_released(waits)`; what of it stands on a
+    tenure that is over by then is to be asked for again."""
 
-    request: Request
-    answer: Answer
+    request: ServerRequest
+    answer: ServerAnswer
     parcel: Parcel
     waits: dict[str, int]
     tenures: dict[int, Tenure]
 
 
-class Keeper:
-    def __init__(self, me: str, store: Store) -> None:
+class RangeKeeper:
+    def __init__(self, me: str, store: RangeStore) -> None:
         self.me = me
         self.placement = Placement()
         self.links: dict[str, Link] = {}
@@ -267,7 +267,7 @@ class Keeper:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def serve(self, request: Request, parcel: Parcel) -> Outcome:
+    def serve(self, request: ServerRequest, parcel: Parcel) -> PendingAnswer:
         pushed: dict[int, Refusal] = {}
         pulled: dict[int, Refusal] = {}
         mine = []
@@ -292,13 +292,15 @@ class Keeper:
         forgone = {number: spans_of(tenure.forgone) for number, tenure in tenures.items() if tenure.forgone}
         if request.commit is None and not (request.exports or request.notes):
             forgone = {}
-        said = Answer(self.placement.version, pushed, pulled, self._counted(tenures, request), records, forgone=forgone)
-        return Outcome(request, said, answer, {} if request.orphaned else self._waits_for(mine), tenures)
+        said = ServerAnswer(
+            self.placement.version, pushed, pulled, self._counted(tenures, request), records, forgone=forgone
+        )
+        return PendingAnswer(request, said, answer, {} if request.orphaned else self._waits_for(mine), tenures)
 
-    def _counted(self, tenures: dict[int, Tenure], request: Request) -> dict[int, Commit]:
+    def _counted(self, tenures: dict[int, Tenure], request: ServerRequest) -> dict[int, CommitStep]:
         """Where the step that is about to be done was made of an earlier attempt."""
         push = request.push
-        if not isinstance(push, Stage | Fence):
+        if not isinstance(push, StageStep | Fence):
             return {}
         return {
             number: counted
@@ -306,7 +308,7 @@ class Keeper:
             if (counted := tenure.counted) and counted.step == push.step and counted.generation < push.generation
         }
 
-    def _refusal(self, number: int, request: Request) -> Refusal | None:
+    def _refusal(self, number: int, request: ServerRequest) -> Refusal | None:
         is_behind = request.version > self.placement.version
         if request.began not in (-1, self.placement.began):
             # The run was founded anew, and one of the two has not heard of it: what is here is another run's state.
@@ -330,7 +332,7 @@ class Keeper:
             return Refusal.MOVED
         return None if tenure.loaded else Refusal.EMPTY
 
-    def _commit(self, ranges: Sequence[int], commit: Commit, refused: dict[int, Refusal]) -> None:
+    def _commit(self, ranges: Sequence[int], commit: CommitStep, refused: dict[int, Refusal]) -> None:
         due = []
         for number in ranges:
             tenure = self._tenures[number]
@@ -346,7 +348,7 @@ class Keeper:
             self._carry_out(due, commit)
             self._forward([number for number in due if self._is_primary(number)], None, commit=commit)
 
-    def _carry_out(self, ranges: Sequence[int], commit: Commit) -> None:
+    def _carry_out(self, ranges: Sequence[int], commit: CommitStep) -> None:
         """Where the state was lost, pushes may be missing, which went to who had it before, or was taken to have it
         still: then the update of the step is lost there too."""
         key = (commit.generation, commit.step)
@@ -380,7 +382,7 @@ class Keeper:
         """Whether a push is new here."""
         if isinstance(push, Load):
             return not tenure.loaded and push.origin == tenure.origin
-        if isinstance(push, Apply):
+        if isinstance(push, ApplyLease):
             return not tenure.leases.has(push.epoch, push.lease)
         if isinstance(push, Fence):
             return push.generation > tenure.generation
@@ -391,11 +393,11 @@ class Keeper:
         return push.rank not in tenure.staged.get((push.generation, push.step), ())
 
     def _make(self, ranges: Sequence[int], push: Push, parcel: Parcel) -> None:
-        if isinstance(push, Stage):
+        if isinstance(push, StageStep):
             for number in ranges:
                 self._throw_away(number, push)
             self._store.stage(ranges, push, parcel)
-        elif isinstance(push, Apply):
+        elif isinstance(push, ApplyLease):
             if not push.is_void:
                 self._store.apply(ranges, push, parcel)
         elif isinstance(push, Load):
@@ -404,10 +406,10 @@ class Keeper:
             tenure = self._tenures[number]
             if isinstance(push, Fence):
                 tenure.generation = push.generation
-            elif isinstance(push, Stage):
+            elif isinstance(push, StageStep):
                 tenure.generation = push.generation
                 tenure.staged.setdefault((push.generation, push.step), set()).add(push.rank)
-            elif isinstance(push, Apply):
+            elif isinstance(push, ApplyLease):
                 if tenure.is_lossy and push.epoch > tenure.leases.epoch:
                     tenure.forgo(push.epoch, 0)
                 tenure.leases.add(push.epoch, push.lease)
@@ -417,14 +419,14 @@ class Keeper:
                 tenure.leases = LeaseSet(push.epoch, push.prefix, set(push.beyond))
                 tenure.num_leases = push.num_leases
 
-    def _throw_away(self, number: int, push: Stage) -> None:
+    def _throw_away(self, number: int, push: StageStep) -> None:
         """What was staged in earlier generations for the step that is done again, and for later ones."""
         staged = self._tenures[number].staged
         for generation, step in [key for key in staged if key[0] < push.generation and key[1] >= push.step]:
             del staged[(generation, step)]
             self._store.unstage(number, generation, step)
 
-    def _is_seen(self, number: int, request: Request, pulled: dict[int, Refusal]) -> bool:
+    def _is_seen(self, number: int, request: ServerRequest, pulled: dict[int, Refusal]) -> bool:
         need, tenure = request.pull, self._tenures[number]
         assert need is not None
         is_behind = need.epoch > tenure.leases.epoch or not tenure.leases.reaches(need.epoch, need.settled)
@@ -444,7 +446,7 @@ class Keeper:
         parcel: Parcel,
         *,
         push: Push | None = None,
-        commit: Commit | None = None,
+        commit: CommitStep | None = None,
     ) -> None:
         fed: dict[str, list[int]] = {}
         for number in ranges:
@@ -514,7 +516,7 @@ class Keeper:
     def is_released(self, waits: dict[str, int]) -> bool:
         return all((link := self.links.get(server)) is None or link.acked >= number for server, number in waits.items())
 
-    def finish(self, outcome: Outcome) -> Answer:
+    def finish(self, outcome: PendingAnswer) -> ServerAnswer:
         """The answer, as of now: for what has moved meanwhile it is another."""
         answer = outcome.answer
         moved = {
@@ -523,7 +525,7 @@ class Keeper:
             if not (outcome.request.orphaned or self._is_primary(number)) or self._tenures.get(number) is not tenure
         }
         counted = {number: commit for number, commit in answer.counted.items() if number not in moved}
-        return Answer(
+        return ServerAnswer(
             self.placement.version,
             {**answer.pushed, **moved},
             {**answer.pulled, **moved},

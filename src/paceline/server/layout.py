@@ -22,7 +22,7 @@ NUM_PARTITIONS = 64
 PARTITION_BYTES = 4 << 20  # what a partition of tables counts for when ranges are placed; its rows are yet to come
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """One parameter in its section."""
 
     name: str
@@ -38,11 +38,11 @@ class Section(NamedTuple):
     optimizer: int
     group: int
     dtype: torch.dtype
-    parts: tuple[Part, ...]
+    parts: tuple[ParameterPart, ...]
     size: int
 
 
-class Span(NamedTuple):
+class DenseSpan(NamedTuple):
     """A dense range: where it is in its section."""
 
     section: int
@@ -50,9 +50,9 @@ class Span(NamedTuple):
     stop: int
 
 
-class Layout(NamedTuple):
+class RangeLayout(NamedTuple):
     sections: tuple[Section, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[DenseSpan, ...]
     partitions: Partitions | None
 
     @property
@@ -79,9 +79,6 @@ class Layout(NamedTuple):
                     return self._overlaps(number, part.start + start, part.start + last)
         raise ValueError(f"there is no parameter {name!r} on servers")
 
-    def dtype_of(self, name: str) -> torch.dtype:
-        return next(one.dtype for one in self.sections for part in one.parts if part.name == name)
-
     def _overlaps(self, section: int, start: int, stop: int) -> list[tuple[int, int, int]]:
         found = []
         for number, span in enumerate(self.spans):
@@ -93,7 +90,7 @@ class Layout(NamedTuple):
 
 def lay_out(
     parameters: Mapping[str, torch.Tensor], optimizers: Sequence[torch.optim.Optimizer], *, has_tables: bool
-) -> Layout:
+) -> RangeLayout:
     """`parameters` are those to be held by servers, by name."""
     owner = {
         id(parameter): (number, group_number)
@@ -112,18 +109,18 @@ def lay_out(
     total = sum(section.size for section in sections)
     size = min(max(total // FEW_RANGES, FEWEST_ELEMENTS), MOST_ELEMENTS)
     spans = tuple(span for number, section in enumerate(sections) for span in _cut(number, section.size, size))
-    return Layout(sections, spans, Partitions(len(spans), NUM_PARTITIONS) if has_tables else None)
+    return RangeLayout(sections, spans, Partitions(len(spans), NUM_PARTITIONS) if has_tables else None)
 
 
 def _section(key: tuple[int, int, torch.dtype], members: Sequence[tuple[str, torch.Tensor]]) -> Section:
     parts, size = [], 0
     for name, parameter in members:
-        parts.append(Part(name, parameter, size))
+        parts.append(ParameterPart(name, parameter, size))
         size += parameter.numel()
     return Section(*key, tuple(parts), size)
 
 
-def _cut(section: int, total: int, size: int) -> list[Span]:
+def _cut(section: int, total: int, size: int) -> list[DenseSpan]:
     count = max(1, -(-total // size))
     bounds = [total * number // count for number in range(count + 1)]
-    return [Span(section, low, high) for low, high in itertools.pairwise(bounds) if low < high]
+    return [DenseSpan(section, low, high) for low, high in itertools.pairwise(bounds) if low < high]

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 import paceline
-from paceline.control import lost_head
-from paceline.control.client import MemberClient
-from paceline.control.member_events import Adopt, Exit, Fail, Leave, Ready
-from paceline.control.messages import Introduction, Verdict
-from paceline.control.serving_member import Served, ServerMember
-from paceline.control.ticket import Ticket
-from paceline.server.service import Service
+from paceline.control.exit_codes import HALTED
+from paceline.control.machines import lost_head
+from paceline.control.machines.member_events import AdoptPlacement, Exit, Fail, Leave, MemberReady
+from paceline.control.machines.server_member import ServerMember, ServingChanged
+from paceline.control.messages.members import Introduction, Verdict
+from paceline.control.shell.client import MemberClient
+from paceline.control.shell.ticket import Ticket
+from paceline.server.service import ServerService
 from paceline.wire.card import Card
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
@@ -38,14 +39,14 @@ class ServerProcess:
         self._has_halted = False
         self._decided = threading.Event()
         self._endpoint = Endpoint(credentials, host=own_address(ticket.host, ticket.address), tls=ticket.tls)
-        self._service = Service(self._endpoint, self.tell, self._failed)
+        self._service = ServerService(self._endpoint, self.tell, self._failed)
         self._client: MemberClient[ServerMember] | None = None
         self._client = MemberClient(
             ticket, ServerMember(identity.member), credentials, self._act, on_orphaned=self._orphaned
         )
         versions = {"the version of torch": str(torch.__version__), "the version of Paceline": paceline.__version__}
         self._client.post(
-            Ready(
+            MemberReady(
                 Introduction(
                     card=Card.of(self._endpoint),
                     pid=os.getpid(),
@@ -59,7 +60,7 @@ class ServerProcess:
         )
 
     def _act(self, action: Any) -> None:
-        if isinstance(action, Adopt):
+        if isinstance(action, AdoptPlacement):
             self._service.adopt(action.placement)
         elif isinstance(action, Exit):
             self.verdict = action
@@ -78,7 +79,7 @@ class ServerProcess:
     def tell(self) -> None:
         """Say how far this server is."""
         if self._client is not None:
-            self._client.post(Served(self._service.serving()))
+            self._client.post(ServingChanged(self._service.serving()))
 
     def check_deserted(self) -> None:
         """End if the host of the run is lost, and whoever needed this server is gone too."""
@@ -105,7 +106,7 @@ class ServerProcess:
         assert self.verdict is not None
         logger.info("this server ends: %s", self.verdict.reason)
         if self._has_halted:
-            return lost_head.HALTED
+            return HALTED
         return 0 if self.verdict.verdict is Verdict.RELEASED else FAILED
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ class Refusal(IntEnum):
     STALE = 4  # of a generation that is over
 
 
-class Stage(msgspec.Struct, frozen=True, array_like=True, tag="stage"):
+class StageStep(msgspec.Struct, frozen=True, array_like=True, tag="stage"):
     """One worker's gradients of a step: kept until a commit says that the step counts."""
 
     generation: int
@@ -29,7 +29,7 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, tag="stage"):
     rank: int
 
 
-class Commit(msgspec.Struct, frozen=True, array_like=True):
+class CommitStep(msgspec.Struct, frozen=True, array_like=True):
     """The step counts: apply what its `num_ranks` workers have staged, times `scale`, with these settings of the
     optimizers. `by` is the generation that says so, if it is a later one than that of the attempt."""
 
@@ -49,7 +49,7 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag="fence"):
     step: int = 0
 
 
-class Apply(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
+class ApplyLease(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
     """The gradients of a lease, which are applied at once, and once only. `number` is that of the update, from 1, as
     if leases were done one after the other. One that `is_void` counts, and changes nothing."""
 
@@ -75,7 +75,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     num_leases: int = 0
 
 
-Push = Stage | Apply | Load | Fence
+Push = StageStep | ApplyLease | Load | Fence
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +88,7 @@ class Need(msgspec.Struct, frozen=True, array_like=True):
     settled: int = 0
 
 
-class Request(msgspec.Struct, frozen=True):
+class ServerRequest(msgspec.Struct, frozen=True):
     """`version` is the placement that the worker goes by, `began` the version in which the run was founded whose state
     that is, -1 if that is not said. `detail` describes the tensors that come along, and what is to be pulled, for the
     store. `exports` asks for the whole state of the ranges, `notes` for what was applied to what is pulled. `seen` is
@@ -97,7 +97,7 @@ class Request(msgspec.Struct, frozen=True):
 
     version: int
     ranges: tuple[int, ...]
-    commit: Commit | None = None
+    commit: CommitStep | None = None
     push: Push | None = None
     pull: Need | None = None
     exports: bool = False
@@ -108,7 +108,7 @@ class Request(msgspec.Struct, frozen=True):
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ServerAnswer(msgspec.Struct, frozen=True):
     """`version` is the placement that the server goes by. Ranges that are not named are done. Where the step that a
     generation is about to do has been made already, of an earlier one's attempt, `counted` says of which. `records` say
     what has been applied to ranges, where that was asked for, `updates` how many updates the server has made. `forgone`
@@ -118,8 +118,8 @@ class Answer(msgspec.Struct, frozen=True):
     version: int
     pushed: dict[int, Refusal] = {}
     pulled: dict[int, Refusal] = {}
-    counted: dict[int, Commit] = {}
-    records: dict[int, Record] = {}
+    counted: dict[int, CommitStep] = {}
+    records: dict[int, RangeRecord] = {}
     updates: int = 0
     forgone: dict[int, Spans] = {}
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
@@ -132,10 +132,10 @@ class Forward(msgspec.Struct, frozen=True):
     version: int
     number: int
     ranges: tuple[int, ...]
-    commit: Commit | None = None
+    commit: CommitStep | None = None
     push: Push | None = None
     snapshot: int = 0
-    record: Record | None = None
+    record: RangeRecord | None = None
     detail: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
@@ -148,7 +148,7 @@ class Acknowledged(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class RangeRecord(msgspec.Struct, frozen=True, array_like=True):
     """What has been applied to a range, as it travels with its state. `staged` are (generation, step, rank), `forgone`
     updates that count and will never be applied to it."""
 
@@ -160,6 +160,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     beyond: tuple[int, ...]
     generation: int
     staged: tuple[tuple[int, int, int], ...] = ()
-    counted: Commit | None = None
+    counted: CommitStep | None = None
     num_leases: int = 0
     forgone: Spans = ()

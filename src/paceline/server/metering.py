@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.server.messages import Commit, Load, Push, Stage
-from paceline.server.parcels import Parcel, Partitions, Rows
+from paceline.server.messages import CommitStep, Load, Push, StageStep
+from paceline.server.parcels import Parcel, Partitions, TableRows
 
 WINDOW_S = 1.0
 FEWEST = 16
@@ -35,7 +35,7 @@ _MOST_IDS = 2048  # of a request that are looked at, to know which ranges they b
 Bytes = Mapping[int, float]  # by range
 
 
-class Measured(NamedTuple):
+class LoadMeasured(NamedTuple):
     """The last window that ended: its number, the part of it that the server was busy, the cost of each range."""
 
     number: int = 0
@@ -57,7 +57,7 @@ class Meter:
         self._seconds: dict[int, float] = {}
         self._others_s = 0.0  # of requests that were not looked into
         self._staged: dict[int, float] = {}  # the bytes that wait for their commit
-        self._last = Measured()
+        self._last = LoadMeasured()
 
     def add(
         self,
@@ -67,7 +67,7 @@ class Meter:
         partitions: Partitions | None,
         *,
         push: Push | None = None,
-        commit: Commit | None = None,
+        commit: CommitStep | None = None,
     ) -> None:
         """So long it took to do this."""
         is_chosen = self._dice.random() < self._part
@@ -78,7 +78,7 @@ class Meter:
             if commit is not None:
                 for number in self._staged.keys() & set(ranges):
                     touched[number] = touched.get(number, 0.0) + self._staged.pop(number)
-            if isinstance(push, Stage):
+            if isinstance(push, StageStep):
                 for number, size in touched.items():
                     self._staged[number] = self._staged.get(number, 0.0) + size
             if isinstance(push, Load):
@@ -99,14 +99,14 @@ class Meter:
             if total > 0:
                 self._seconds[number] = self._seconds.get(number, 0.0) + seconds * size / total
 
-    def look(self) -> Measured:
+    def look(self) -> LoadMeasured:
         """What the last window found."""
         with self._lock:
             elapsed_s = self._clock() - self._began
             if elapsed_s >= LONGEST_S or (elapsed_s >= WINDOW_S and self._num_requests >= FEWEST):
                 self._share_out(self._others_s, dict(self._seconds))
                 costs = {number: seconds / elapsed_s for number, seconds in self._seconds.items()}
-                self._last = Measured(self._last.number + 1, min(1.0, self._busy_s / elapsed_s), costs)
+                self._last = LoadMeasured(self._last.number + 1, min(1.0, self._busy_s / elapsed_s), costs)
                 self._began += elapsed_s
                 self._busy_s, self._others_s, self._num_requests, self._seconds = 0.0, 0.0, 0, {}
             return self._last
@@ -132,7 +132,7 @@ def touched_bytes(ranges: Collection[int], parcel: Parcel, partitions: Partition
 def _add_rows(
     found: dict[int, float],
     mine: Collection[int],
-    rows: Rows,
+    rows: TableRows,
     parcel: Parcel,
     tensors: list[torch.Tensor],
     partitions: Partitions,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
-from paceline.server.dense import Settings
+from paceline.server.dense import OptimizerSettings
 from paceline.server.spec import TableSpec
 
 
@@ -46,7 +46,7 @@ class Partitions(msgspec.Struct, frozen=True, array_like=True):
 _SPREAD = -7046029254386353131  # 2**64 divided by the golden ratio, odd, as an int64
 
 
-class Rows(msgspec.Struct, frozen=True, array_like=True):
+class TableRows(msgspec.Struct, frozen=True, array_like=True):
     """Rows of a table: which tensor has the ids, and which the values or gradients."""
 
     table: str
@@ -96,7 +96,7 @@ class StagedPush(msgspec.Struct, frozen=True, array_like=True):
     step: int
     rank: int
     dense: tuple[Slice, ...] = ()
-    rows: tuple[Rows, ...] = ()
+    rows: tuple[TableRows, ...] = ()
 
 
 class Squares(msgspec.Struct, frozen=True, array_like=True):
@@ -113,10 +113,10 @@ class Detail(msgspec.Struct, frozen=True):
 
     dense, rows       gradients that are pushed
     wants, row_wants  values that are pulled: the numbers of tensors there are those of the tensors to be filled, but
-                      for `Rows.ids`, which is one that was sent; rows that are not there are made if `makes_rows`
+                      for `TableRows.ids`, which is one that was sent; rows that are not there are made if `makes_rows`
     stamps            the number of the tensor to be filled with the version of the table of each of `row_wants`; -1 of
                       a table that did not give all of them
-    refreshes         rows that are wanted if they have changed, as `rows` of the answer: there `Rows.ids` are
+    refreshes         rows that are wanted if they have changed, as `rows` of the answer: there `TableRows.ids` are
                       positions. What is not wholly here is not answered
     makes, chunks,    ranges and rows that are loaded, and ids that wait for a row, with `sections` and `tables` that
     waiting           they belong to; ids belong to ranges as `partitions` says, which are as of
@@ -126,14 +126,14 @@ class Detail(msgspec.Struct, frozen=True):
     """
 
     dense: tuple[Slice, ...] = ()
-    rows: tuple[Rows, ...] = ()
+    rows: tuple[TableRows, ...] = ()
     wants: tuple[Slice, ...] = ()
-    row_wants: tuple[Rows, ...] = ()
+    row_wants: tuple[TableRows, ...] = ()
     makes_rows: bool = True
     stamps: int = -1
     refreshes: tuple[Refresh, ...] = ()
     makes: tuple[Making, ...] = ()
-    sections: tuple[Settings, ...] = ()
+    sections: tuple[OptimizerSettings, ...] = ()
     tables: tuple[TableSpec, ...] = ()
     partitions: Partitions | None = None
     chunks: tuple[TableChunk, ...] = ()
@@ -155,7 +155,7 @@ class UpdateSettings(msgspec.Struct, frozen=True, array_like=True):
     """What comes with a commit or an applied push: the settings of each section and each table, and the parts of dense
     ranges that got no gradient: those stay as they are."""
 
-    sections: tuple[Settings, ...] = ()
+    sections: tuple[OptimizerSettings, ...] = ()
     tables: tuple[TableSettings, ...] = ()
     unused: tuple[Slice, ...] = ()
 

@@ -31,6 +31,7 @@ from paceline.wire.frame import Limits, TensorSpec, check_spec
 from paceline.wire.handover import receive_descriptors, send_descriptors
 from paceline.wire.memory import SharedMemory
 
+ROOM = "server"  # where members of the run call at a server
 LIMITS = Limits(header_bytes=1 << 26, num_tensors=1 << 16)
 
 

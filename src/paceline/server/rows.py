@@ -29,7 +29,7 @@ import torch
 from paceline.server import row_optimizers
 from paceline.server.admission import WaitingIds
 from paceline.server.ages import Ages, Clocks
-from paceline.server.chunk import Chunk, Waiting
+from paceline.server.chunk import Chunk, WaitingChunkIds
 from paceline.server.index import MAX_KEYS, KeyIndex
 from paceline.server.initial import InitialRows
 from paceline.server.memory import SLAB, Column, Slots
@@ -220,11 +220,11 @@ class RowTable:
             found.append(self._waiting.all_ids())
         return found
 
-    def waiting(self) -> Waiting | None:
+    def waiting(self) -> WaitingChunkIds | None:
         """The ids that wait for a row, if any does."""
         return self._waiting.export() if self._waiting is not None and len(self._waiting) else None
 
-    def load_waiting(self, waiting: Waiting) -> None:
+    def load_waiting(self, waiting: WaitingChunkIds) -> None:
         """Have these wait here; where none has to, their next sighting makes a row."""
         if self._waiting is not None:
             self._waiting.load(waiting)

@@ -25,16 +25,15 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from paceline.control.messages import Serving
+from paceline.control.messages.members import Serving
 from paceline.errors import PacelineError, WireError
 from paceline.placement.placement import Placement
 from paceline.server.errors import HalfMade
-from paceline.server.keeper import Keeper, Outcome
-from paceline.server.messages import Acknowledged, Answer, Apply, Forward, Request
+from paceline.server.keeper import PendingAnswer, RangeKeeper
+from paceline.server.messages import Acknowledged, ApplyLease, Forward, ServerAnswer, ServerRequest
 from paceline.server.metering import Meter
 from paceline.server.parcels import Detail, Parcel
-from paceline.server.post import Letter, Memories, Postbox
-from paceline.server.reaching import ROOM, reach
+from paceline.server.post import ROOM, Letter, Memories, Postbox
 from paceline.server.store import TensorStore
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
@@ -42,6 +41,7 @@ from paceline.wire.deadline import Deadline
 from paceline.wire.decoding import decode
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Visitor
+from paceline.wire.reaching import reach
 
 logger = logging.getLogger("paceline.server")
 
@@ -57,7 +57,7 @@ def _ignore(_: str) -> None:
     """For services that are not a process."""
 
 
-class Service:
+class ServerService:
     """Serves from when it is made until `close`. `on_change` is called, without the lock, when what the coordinator
     should know may have changed; `on_failure` when this server must end: it is not what it is taken for."""
 
@@ -67,7 +67,7 @@ class Service:
         self._endpoint = endpoint
         self._me = endpoint.credentials.identity.member
         self.store = TensorStore()
-        self._keeper = Keeper(self._me, self.store)
+        self._keeper = RangeKeeper(self._me, self.store)
         self._on_change = on_change
         self._on_failure = on_failure
         self._has_failed = False
@@ -160,7 +160,7 @@ class Service:
                 forward = decode(letter.body, Forward)
                 postbox.send("acknowledged", self._take(visitor.member, forward, letter, deadline), deadline=deadline)
                 return
-            request = decode(letter.body, Request)
+            request = decode(letter.body, ServerRequest)
             parcel = Parcel(decode(request.detail, Detail), letter.tensors, letter.wanted)
             outcome = self._serve(request, parcel)
             answer = self._wait_for_replicas(outcome, deadline)
@@ -175,7 +175,7 @@ class Service:
             tensors = [*tensors, *outcome.parcel.tensors]
         postbox.send("answer", answer, tensors, deadline=deadline)
 
-    def _serve(self, request: Request, parcel: Parcel) -> Outcome:
+    def _serve(self, request: ServerRequest, parcel: Parcel) -> PendingAnswer:
         with self._changed:
             began = time.monotonic()
             if self._has_failed:
@@ -186,7 +186,7 @@ class Service:
             except HalfMade as error:
                 self._fail(f"{error}; {REMEDY}")
                 raise WireError("this server has failed") from error
-            if isinstance(request.push, Apply):
+            if isinstance(request.push, ApplyLease):
                 self._count(request)
             seconds = time.monotonic() - began
             self._changed.notify_all()
@@ -197,14 +197,14 @@ class Service:
             self._meter.add(seconds, request.ranges, parcel, partitions, push=request.push, commit=request.commit)
         return outcome
 
-    def _count(self, request: Request) -> None:
+    def _count(self, request: ServerRequest) -> None:
         """How many updates came between what this one was computed with and itself."""
         if request.seen >= 0:
             missed = max(0, self._num_updates - request.seen)
             self._staleness[min(missed.bit_length(), NUM_BUCKETS - 1)] += 1
         self._num_updates += 1
 
-    def _wait_for_replicas(self, outcome: Outcome, deadline: Deadline) -> Answer:
+    def _wait_for_replicas(self, outcome: PendingAnswer, deadline: Deadline) -> ServerAnswer:
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_closed or self._keeper.is_released(outcome.waits), deadline.remaining_s()
@@ -286,7 +286,9 @@ class Service:
             card: Card | None = self._keeper.placement.card_of.get(server)
         if card is None:
             raise WireError(f"nobody says where server {server} is")
-        connection = reach(self._endpoint, card, Deadline(5.0, f"reaching server {server}"))
+        mine = self._endpoint.credentials
+        deadline = Deadline(5.0, f"reaching server {server}")
+        connection = reach(mine, card, f"{ROOM}/{mine.identity.member}", deadline=deadline)
         return Postbox(connection, self._memories)
 
     def _send_batch(self, postbox: Postbox, server: str, batch: list[tuple[Forward, Parcel]]) -> int:

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import torch
 
-from paceline.server.dense import Block, Settings
+from paceline.server.dense import Block, OptimizerSettings
 from paceline.server.errors import HalfMade
-from paceline.server.messages import Apply, Commit, Stage
+from paceline.server.messages import ApplyLease, CommitStep, StageStep
 from paceline.server.parcels import Detail, Making, Packing, Parcel, StagedPush, UpdateSettings
 from paceline.server.tables import Tables
 from paceline.wire.decoding import decode
@@ -26,7 +26,7 @@ class TensorStore:
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
         self.tables = Tables()
-        self._sections: tuple[Settings, ...] = ()
+        self._sections: tuple[OptimizerSettings, ...] = ()
         self._staged: dict[tuple[int, int], dict[int, list[tuple[set[int], Parcel]]]] = {}
         self._settings: tuple[bytes, UpdateSettings] = (b"", UpdateSettings())
 
@@ -64,7 +64,7 @@ class TensorStore:
         block.load_state({name: parcel.slice(where).clone() for name, where in making.state.items()})
         return block
 
-    def stage(self, ranges: Sequence[int], push: Stage, parcel: Parcel) -> None:
+    def stage(self, ranges: Sequence[int], push: StageStep, parcel: Parcel) -> None:
         ranks = self._staged.setdefault((push.generation, push.step), {})
         ranks.setdefault(push.rank, []).append((set(ranges), parcel))
 
@@ -79,7 +79,7 @@ class TensorStore:
         if not ranks:
             self._staged.pop((generation, step), None)
 
-    def commit(self, ranges: Sequence[int], commit: Commit) -> None:
+    def commit(self, ranges: Sequence[int], commit: CommitStep) -> None:
         settings = self._read(commit.settings)
         unused = self._unused(settings)
         key = (commit.generation, commit.step)
@@ -115,7 +115,7 @@ class TensorStore:
             found.setdefault(where.number, []).append((where.start, where.start + where.length))
         return found
 
-    def apply(self, ranges: Sequence[int], push: Apply, parcel: Parcel) -> None:
+    def apply(self, ranges: Sequence[int], push: ApplyLease, parcel: Parcel) -> None:
         settings = self._read(push.settings)
         wanted, unused = set(ranges), self._unused(settings)
         outputs = {where.number: where for where in parcel.detail.wants}
@@ -200,7 +200,7 @@ class TensorStore:
         self.load([number], parcel)
         for push in parcel.detail.staged:
             staged = Parcel(Detail(dense=push.dense, rows=push.rows), parcel.tensors)
-            self.stage([number], Stage(push.generation, push.step, push.rank), staged)
+            self.stage([number], StageStep(push.generation, push.step, push.rank), staged)
 
     def forget(self, number: int) -> None:
         self.blocks.pop(number, None)

@@ -10,15 +10,24 @@ import msgspec
 import torch
 
 from paceline.server.ages import Clocks
-from paceline.server.chunk import Chunk, Waiting
+from paceline.server.chunk import Chunk, WaitingChunkIds
 from paceline.server.merging import merged
-from paceline.server.parcels import Detail, Packing, Parcel, Partitions, Rows, TableChunk, TableSettings, WaitingChunk
+from paceline.server.parcels import (
+    Detail,
+    Packing,
+    Parcel,
+    Partitions,
+    TableChunk,
+    TableRows,
+    TableSettings,
+    WaitingChunk,
+)
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
 from paceline.server.spec import TableSpec
 
 _CHUNK_ROWS = 1 << 16
-AnyChunk = TypeVar("AnyChunk", Chunk, Waiting)
+AnyChunk = TypeVar("AnyChunk", Chunk, WaitingChunkIds)
 
 
 class Tables:
@@ -44,7 +53,7 @@ class Tables:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def check(self, rows: Rows, parcel: Parcel) -> None:
+    def check(self, rows: TableRows, parcel: Parcel) -> None:
         """Where no rows are held, none of these will be applied: the worker is told that they are not here."""
         if self.held:
             self._table(rows.table).check(parcel.tensors[rows.ids], parcel.tensors[rows.rows])
@@ -112,7 +121,9 @@ class Tables:
             ids, table = parcel.tensors[one.ids], self._table(one.table)
             if self._mask(ids, ranges) is None:
                 changed = table.changed_since(ids, one.since).nonzero().view(-1)
-                found.append(Rows(one.table, packing.add(changed), packing.add(table.pull(ids[changed], make=False))))
+                found.append(
+                    TableRows(one.table, packing.add(changed), packing.add(table.pull(ids[changed], make=False)))
+                )
         return Parcel(Detail(rows=tuple(found)), packing.tensors)
 
     def _table(self, name: str) -> RowTable:
@@ -175,13 +186,13 @@ class Tables:
         mask = self._mask(chunk.ids, ranges)
         return chunk if mask is None else chunk.select(mask)
 
-    def pack_staged(self, number: int, parcel: Parcel, packing: Packing) -> Iterator[Rows]:
+    def pack_staged(self, number: int, parcel: Parcel, packing: Packing) -> Iterator[TableRows]:
         if number not in self.held:
             return
         for rows in parcel.detail.rows:
             ids, values = self._select(parcel.tensors[rows.ids], parcel.tensors[rows.rows], {number})
             if len(ids):
-                yield Rows(rows.table, packing.add(ids.clone()), packing.add(values.clone()))
+                yield TableRows(rows.table, packing.add(ids.clone()), packing.add(values.clone()))
 
     def forget(self, number: int) -> None:
         if number in self.held:
@@ -215,9 +226,9 @@ def unpack_chunk(packed: TableChunk, parcel: Parcel) -> Chunk:
     return Chunk(parcel.tensors[packed.ids], rows, state, idle)
 
 
-def pack_waiting(table: str, waiting: Waiting, packing: Packing) -> WaitingChunk:
+def pack_waiting(table: str, waiting: WaitingChunkIds, packing: Packing) -> WaitingChunk:
     return WaitingChunk(table, packing.add(waiting.ids), packing.add(waiting.counts), packing.add(waiting.idle))
 
 
-def unpack_waiting(packed: WaitingChunk, parcel: Parcel) -> Waiting:
-    return Waiting(parcel.tensors[packed.ids], parcel.tensors[packed.counts], parcel.tensors[packed.idle])
+def unpack_waiting(packed: WaitingChunk, parcel: Parcel) -> WaitingChunkIds:
+    return WaitingChunkIds(parcel.tensors[packed.ids], parcel.tensors[packed.counts], parcel.tensors[packed.idle])

@@ -14,16 +14,24 @@ from typing import Literal
 import msgspec
 import torch
 
-from paceline.server.dense import ELEMENTWISE, Settings
-from paceline.server.messages import Acknowledged, Answer, Apply, Commit, Forward, Request, Stage
+from paceline.server.dense import ELEMENTWISE, OptimizerSettings
+from paceline.server.messages import (
+    Acknowledged,
+    ApplyLease,
+    CommitStep,
+    Forward,
+    ServerAnswer,
+    ServerRequest,
+    StageStep,
+)
 from paceline.server.parcels import (
     Detail,
     Making,
     Packing,
     Parcel,
     Partitions,
-    Rows,
     Slice,
+    TableRows,
     TableSettings,
     UpdateSettings,
 )
@@ -41,21 +49,21 @@ _RULES: tuple[Literal["sgd", "adagrad", "adam", "adamw"], ...] = ("sgd", "adagra
 def warm_up() -> None:
     """Live the life of a server with every optimizer; nothing is left of it. What cannot be done here (there may be no
     room for tables) is said when it is asked for: it is no reason not to serve."""
-    lives = [(Settings(kind, {"lr": 0.1}), torch.float32, False) for kind in ELEMENTWISE]
+    lives = [(OptimizerSettings(kind, {"lr": 0.1}), torch.float32, False) for kind in ELEMENTWISE]
     lives += [
-        (Settings("Adam", {"lr": 0.1}), torch.float64, False),
-        (Settings("SGD", {"lr": 0.1}), torch.float32, True),
+        (OptimizerSettings("Adam", {"lr": 0.1}), torch.float64, False),
+        (OptimizerSettings("SGD", {"lr": 0.1}), torch.float32, True),
     ]
     for settings, dtype, has_tables in lives:
         try:
             _live(settings, dtype, has_tables=has_tables)
         except Exception as error:  # whatever it is, it is of the trial, and its tensors are gone with it
             logger.info("%s could not be tried before it is needed: %s", settings.optimizer, error)
-    for message in (Request(1, (0,)), Forward(1, 1, (0,)), Answer(1), Acknowledged(1)):
+    for message in (ServerRequest(1, (0,)), Forward(1, 1, (0,)), ServerAnswer(1), Acknowledged(1)):
         decode(msgspec.msgpack.encode(message), type(message))
 
 
-def _live(section: Settings, dtype: torch.dtype, *, has_tables: bool) -> None:
+def _live(section: OptimizerSettings, dtype: torch.dtype, *, has_tables: bool) -> None:
     """One range of parameters, and one with rows of tables if there are any: loaded, updated in both ways, pulled,
     exported, and brought up elsewhere."""
     store, ranges = TensorStore(), [0, 1] if has_tables else [0]
@@ -73,16 +81,16 @@ def _live(section: Settings, dtype: torch.dtype, *, has_tables: bool) -> None:
     settings = msgspec.Raw(msgspec.msgpack.encode(UpdateSettings((section,), tables)))
     for step in (1, 2):
         for rank in (0, 1):
-            store.stage(ranges, Stage(1, step, rank), _push(dtype, rules))
-        store.commit(ranges, Commit(1, step, 2, 0.5, settings))
-        store.apply(ranges, Apply(0, step, 2 + step, 0.5, settings), _push(dtype, rules))
+            store.stage(ranges, StageStep(1, step, rank), _push(dtype, rules))
+        store.commit(ranges, CommitStep(1, step, 2, 0.5, settings))
+        store.apply(ranges, ApplyLease(0, step, 2 + step, 0.5, settings), _push(dtype, rules))
     store.pull(ranges, Parcel(Detail(exports=True)))
-    store.stage(ranges, Stage(1, 3, 0), _push(dtype, rules))
+    store.stage(ranges, StageStep(1, 3, 0), _push(dtype, rules))
     other = TensorStore()
     for number in ranges:
         other.restore(number, store.snapshot(number))
-    other.stage(ranges, Stage(1, 3, 1), _push(dtype, rules))
-    other.commit(ranges, Commit(1, 3, 2, 0.5, settings))
+    other.stage(ranges, StageStep(1, 3, 1), _push(dtype, rules))
+    other.commit(ranges, CommitStep(1, 3, 2, 0.5, settings))
     for number in ranges:
         other.forget(number)
 
@@ -94,8 +102,8 @@ def _push(dtype: torch.dtype, rules: tuple[str, ...]) -> Parcel:
     dense = (packing.slice(0, torch.ones(_SIZE, dtype=dtype)),)
     detail = Detail(
         dense=dense,
-        rows=tuple(Rows(rule, ids, gradients) for rule in rules),
+        rows=tuple(TableRows(rule, ids, gradients) for rule in rules),
         wants=(Slice(0, wanted.add(torch.zeros(_SIZE, dtype=dtype)), 0, _SIZE),),
-        row_wants=tuple(Rows(rule, ids, wanted.add(torch.zeros(8, _DIM))) for rule in rules),
+        row_wants=tuple(TableRows(rule, ids, wanted.add(torch.zeros(8, _DIM))) for rule in rules),
     )
     return Parcel(decode(msgspec.msgpack.encode(detail), Detail), packing.tensors, wanted.tensors)

@@ -6,14 +6,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.store.service import ROOM, TURN_S, Amount, Pair, StoreInvitation, Swap, Waited
+from paceline.store.service import ROOM, TURN_S, Amount, CompareAndSet, Pair, StoreInvitation, Waited
 from paceline.wire import calls
-from paceline.wire.card import this_host
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
-from paceline.wire.dialing import dial
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
+from paceline.wire.reaching import reach
 
 CALL_S = 30.0
 
@@ -37,7 +36,7 @@ class StoreClient:
         return int(self._call("add", Amount(key, amount), int))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        return bytes(self._call("compare_set", Swap(key, expected, desired), bytes))
+        return bytes(self._call("compare_set", CompareAndSet(key, expected, desired), bytes))
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self._call("check", Waited(tuple(keys), 0.0), bool))
@@ -77,16 +76,7 @@ class StoreClient:
         with self._guard:
             found = self._connections.get(current)
         if found is None or found.closed:
-            invited = self.invitation
-            is_near = invited.host == this_host()
-            found = dial(
-                self._credentials,
-                invited.local_name if is_near else invited.address,
-                ROOM,
-                deadline=deadline,
-                tls=invited.tls,
-                pin=invited.fingerprint,
-            )
+            found = reach(self._credentials, self.invitation, ROOM, deadline=deadline)
             with self._guard:
                 for thread in [thread for thread in self._connections if not thread.is_alive()]:
                     self._connections.pop(thread).close()

@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from paceline.store.service import StoreInvitation
-from paceline.store.torch_store import Store, StoreFailed
+from paceline.store.torch_store import StoreFailed, TorchStore
 
 PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -47,7 +47,7 @@ class EnvHandler:
         self._invitation = msgspec.json.decode(invitation, type=StoreInvitation)
         self._given = given
         self._original = original
-        self._store: Store | None = None
+        self._store: TorchStore | None = None
         self._world = ""  # what its keys begin with
         self._came_about = False
 
@@ -65,7 +65,7 @@ class EnvHandler:
 
     def _enter(self, rank: int, size: int, timeout: timedelta = default_pg_timeout, **_: Any) -> Iterator[Entry]:
         if self._store is None:
-            self._store = Store(self._invitation)
+            self._store = TorchStore(self._invitation)
         self._store.set_timeout(timeout)
         was_destroyed = self._came_about and not dist.is_initialized()
         if was_destroyed or not self._world:
@@ -79,7 +79,7 @@ class EnvHandler:
             # Torch holds this iterator for as long as it makes the group, and never asks it again.
             self._came_about = self._came_about or dist.is_initialized()
 
-    def _take_seat(self, store: Store, rank: int) -> None:
+    def _take_seat(self, store: TorchStore, rank: int) -> None:
         mine = self._given["RANK"]
         owner = store.compare_set(f"{self._world}, rank {rank}", "", mine).decode()
         if owner != mine:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import WireError
-from paceline.store.table import Table
+from paceline.store.table import KeyValueTable
 from paceline.wire import calls
 from paceline.wire.card import this_host
 from paceline.wire.connection import Connection
@@ -47,7 +47,7 @@ class Pair(msgspec.Struct, frozen=True, array_like=True):
     value: bytes
 
 
-class Swap(msgspec.Struct, frozen=True, array_like=True):
+class CompareAndSet(msgspec.Struct, frozen=True, array_like=True):
     key: str
     expected: bytes
     desired: bytes
@@ -65,7 +65,7 @@ class Waited(msgspec.Struct, frozen=True, array_like=True):
 
 class StoreServer:
     def __init__(self, *, host: str = "127.0.0.1") -> None:
-        self._table = Table()
+        self._table = KeyValueTable()
         self._connections: set[Connection] = set()
         self._guard = threading.Lock()
         identity, secret, tls = Identity(), secrets.token_bytes(32), not is_loopback(host)
@@ -78,7 +78,7 @@ class StoreServer:
             "set": lambda call, _: self._put(call.read(Pair), self._table.set),
             "append": lambda call, _: self._put(call.read(Pair), self._table.append),
             "add": lambda call, _: calls.Reply(self._table.add(*_fields(call, Amount))),
-            "compare_set": lambda call, _: calls.Reply(self._table.compare_set(*_fields(call, Swap))),
+            "compare_set": lambda call, _: calls.Reply(self._table.compare_set(*_fields(call, CompareAndSet))),
             "get": lambda call, _: calls.Reply(self._get(call.read(Waited))),
             "wait": lambda call, _: calls.Reply(self._wait(call.read(Waited))),
             "check": lambda call, _: calls.Reply(self._table.check(call.read(Waited).keys)),
@@ -128,5 +128,5 @@ def _turn(waited: Waited) -> Deadline:
     return Deadline(min(max(waited.timeout_s, 0.001), TURN_S), "waiting for keys of the store")
 
 
-def _fields(call: calls.Call, kind: type[msgspec.Struct]) -> tuple[Any, ...]:
+def _fields(call: calls.CallBody, kind: type[msgspec.Struct]) -> tuple[Any, ...]:
     return msgspec.structs.astuple(call.read(kind))

@@ -10,7 +10,7 @@ from paceline.wire.deadline import Deadline
 MAX_BYTES = 1 << 28
 
 
-class Table:
+class KeyValueTable:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._num_bytes = 0

@@ -18,7 +18,7 @@ from paceline.wire.deadline import MAX_SECONDS
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 # C++ keeps a store, but not the Python half of it, which must not go while C++ may call it.
-_kept: set[Store] = set()
+_kept: set[TorchStore] = set()
 _Base: Any = _distributed_c10d.Store  # its stubs do not know what C++ calls by name
 
 
@@ -26,7 +26,7 @@ class StoreFailed(dist.DistStoreError):
     """The store is gone, or somebody did not come to it."""
 
 
-class Store(_Base):  # type: ignore[misc]
+class TorchStore(_Base):  # type: ignore[misc]
     """Everything may be called from any thread. C++ calls `getNumKeys` and `deleteKey`, Python the other names. The
     timeout is kept by the base, where torch sets it through every `PrefixStore`."""
 
@@ -44,7 +44,7 @@ class Store(_Base):  # type: ignore[misc]
     def port(self) -> int:
         return self._client.invitation.address[1]
 
-    def clone(self) -> Store:
+    def clone(self) -> TorchStore:
         """For another thread; each has a connection of its own anyway."""
         return self
 

@@ -14,8 +14,8 @@ import torch
 
 from paceline.collective import Group
 from paceline.strategy.buckets import Buckets, Loose
-from paceline.strategy.collector import Collector, Store
-from paceline.strategy.header import Rows
+from paceline.strategy.collector import Collector, GradientStore
+from paceline.strategy.header import HeaderRows
 from paceline.strategy.numerics import Examined
 from paceline.strategy.overlap import Overlapped
 from paceline.strategy.refusals import StepGuard
@@ -23,7 +23,7 @@ from paceline.strategy.replicated import ReplicatedTables
 from paceline.strategy.sparse import RowGradients
 
 
-class Standing(NamedTuple):
+class BindPoint(NamedTuple):
     """Where a worker stands when a group is bound: the generation of the plan, the last step that was applied, and how
     its update was decided (empty if that is of no concern). `founding` is that generation where the plan founds the
     run, else 0."""
@@ -35,13 +35,13 @@ class Standing(NamedTuple):
 
 
 class Aggregation(Protocol):
-    def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: Standing) -> Store:
+    def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: BindPoint) -> GradientStore:
         """Work with this group from now on; where the gradients of these parameters go."""
 
     def hand_in(self, step: int, rows: RowGradients, examined: Examined) -> None:
         """Give what this worker has computed, beside what the store's `reduce` has given."""
 
-    def squares(self, rows: Rows) -> float:
+    def squares(self, rows: HeaderRows) -> float:
         """The square of the norm of the whole gradient, the same on all workers."""
 
     def decide(self, step: int, factor: float, collector: Collector, used: Sequence[bool]) -> str:
@@ -78,9 +78,9 @@ class Reduced:
         self._optimizers = optimizers
         self._tables = tables
         self._guard = StepGuard(optimizers)
-        self._store: Store = Loose()
+        self._store: GradientStore = Loose()
 
-    def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: Standing) -> Store:
+    def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: BindPoint) -> GradientStore:
         self._tables.bind(group)
         self._store = _store_for(group, trained, self._overlaps)
         return self._store
@@ -88,7 +88,7 @@ class Reduced:
     def hand_in(self, step: int, rows: RowGradients, examined: Examined) -> None:
         self._tables.gather(rows, examined)
 
-    def squares(self, rows: Rows) -> float:
+    def squares(self, rows: HeaderRows) -> float:
         return rows.total("squares") + self._tables.squares()
 
     def decide(self, step: int, factor: float, collector: Collector, used: Sequence[bool]) -> str:
@@ -120,7 +120,7 @@ class Reduced:
         self._guard.close()
 
 
-def _store_for(group: Group | None, parameters: Mapping[str, torch.Tensor], overlaps: bool) -> Store:
+def _store_for(group: Group | None, parameters: Mapping[str, torch.Tensor], overlaps: bool) -> GradientStore:
     if group is None:
         return Loose()
     buckets = Buckets(group, parameters)

@@ -5,8 +5,8 @@ Where servers are far (on other hosts), a round trip and the bulk of the rows ar
     ask       on the training thread, when the rows of this batch are there; the rest happens on a thread of its own,
               over connections of its own
     refresh   rides on the request that makes the update (or pushes the lease): each server is told which rows were
-              asked of it and how far its tables were then (`Part.stamps`), and answers with those that changed since
-    take      when the next batch begins: its rows, without another word to the servers
+              asked of it and how far its tables were then (`PulledPart.stamps`), and answers with those that changed
+    since take      when the next batch begins: its rows, without another word to the servers
 
 Where they are near, they compete with the workers for the same cores: nothing is hidden, and looking twice costs more
 than it saves. There all rows of the next batch are asked for with the update (`Along`); that saves the round trip.
@@ -34,12 +34,12 @@ import torch
 from paceline.errors import PacelineError
 from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
-from paceline.server.messages import Need, Request
-from paceline.server.parcels import Packing, Parcel, Partitions, Refresh, Rows
+from paceline.server.messages import Need, ServerRequest
+from paceline.server.parcels import Packing, Parcel, Partitions, Refresh, TableRows
 from paceline.server.scratch import Scratch
 from paceline.server.spec import TableSpec
 from paceline.strategy.row_cache import RowCache
-from paceline.strategy.row_pull import Part, RowPull
+from paceline.strategy.row_pull import PulledPart, RowPull
 
 logger = logging.getLogger("paceline.strategy")
 
@@ -99,12 +99,12 @@ class Along(Ahead):
         self.pull: RowPull | None = None
         self.is_there = False
 
-    def pack(self, request: Request, parcel: Parcel) -> Parcel:
+    def pack(self, request: ServerRequest, parcel: Parcel) -> Parcel:
         """The parcel, which also asks for the rows."""
         assert self.pull is not None
         asked = self.pull.pack(request)
         wants = tuple(
-            Rows(one.table, one.ids + len(parcel.tensors), one.rows + len(parcel.wanted))
+            TableRows(one.table, one.ids + len(parcel.tensors), one.rows + len(parcel.wanted))
             for one in asked.detail.row_wants
         )
         detail = msgspec.structs.replace(parcel.detail, row_wants=wants, makes_rows=asked.detail.makes_rows)
@@ -122,14 +122,14 @@ class Early(Ahead):
     def __init__(self, raw: Ids, need: Need, now: int) -> None:
         super().__init__(raw, need, now)
         self.done = threading.Event()
-        self.parts: list[Part] = []
-        self._answers: list[tuple[Part, Parcel]] = []
+        self.parts: list[PulledPart] = []
+        self._answers: list[tuple[PulledPart, Parcel]] = []
 
     def is_of(self, version: int) -> bool:
         """Whether all of it was asked for by this placement."""
         return all(part.version == version for part in self.parts)
 
-    def pack(self, request: Request, parcel: Parcel, scratch: Scratch) -> Parcel:
+    def pack(self, request: ServerRequest, parcel: Parcel, scratch: Scratch) -> Parcel:
         """The parcel, which also asks this server for what has changed of the rows that it gave."""
         part = self._part_for(request)
         if part is None or part.stamps is None:
@@ -145,7 +145,7 @@ class Early(Ahead):
         self._answers.append((part, packed))
         return packed
 
-    def _part_for(self, request: Request) -> Part | None:
+    def _part_for(self, request: ServerRequest) -> PulledPart | None:
         """The same server, by the same placement, for all that it was asked for."""
         for part in self.parts:
             if part.version == request.version and part.ranges <= set(request.ranges):

@@ -31,32 +31,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from paceline.collective import Group
-from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.strategy.buffers import Staged
-    from paceline.strategy.header import Rows
+    from paceline.strategy.buffers import StagedBuffers
+    from paceline.strategy.header import HeaderRows
 
 # Returns the mean loss over the samples that it was given, or (mean loss, weight) for other means, as over tokens.
 LossFn = Callable[..., Any]
 # Called often and cheaply during `compute`; raises to end an attempt that has become pointless.
 Check = Callable[[], object]
-
-
-class StrategyError(PacelineError):
-    """A strategy cannot go on; the message says why and what to do."""
-
-
-class Disagreement(StrategyError):
-    """Workers differ in something that must be the same on all."""
-
-
-class Diverged(StrategyError):
-    """Workers hold different parameters. `ranks` are those that differ from the most."""
-
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.ranks = ranks
 
 
 class Flag(IntFlag):
@@ -93,7 +76,7 @@ class Contribution:
     weighted_loss: float
     explicit: bool
     used: tuple[bool, ...]
-    buffers: Staged
+    buffers: StagedBuffers
     loss_fn: LossFn
     batch: Any
 
@@ -109,11 +92,11 @@ class Agreement:
     counts: bool
     loss: float
     total_weight: float
-    rows: Rows
+    rows: HeaderRows
     norm: float | None = None
     nonfinite: tuple[tuple[int, str], ...] = ()
     reason: str = ""
-    buffers: Staged | None = field(default=None, repr=False)
+    buffers: StagedBuffers | None = field(default=None, repr=False)
     settling: str = ""
 
 

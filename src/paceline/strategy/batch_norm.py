@@ -25,15 +25,14 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.collective import Group
-from paceline.errors import GroupError, Mismatch
-from paceline.strategy.base import Disagreement, StrategyError
+from paceline.errors import Disagreement, GroupError, Mismatch, StrategyError
 from paceline.strategy.header import describe
 
 BatchNormName = Literal["local", "sync"]
@@ -44,11 +43,6 @@ _ALIKE = (
     "forward and in backward; remove what makes loss_fn differ between workers, or use batch_norm='local'"
 )
 _LOCAL = "or use batch_norm='local', where each worker normalises by its own share"
-
-
-def check_name(name: str) -> None:
-    if name not in get_args(BatchNormName):
-        raise ValueError(f"batch_norm={name!r}: use one of {', '.join(map(repr, get_args(BatchNormName)))}")
 
 
 def check_models(modules: Mapping[str, torch.nn.Module]) -> None:
@@ -160,9 +154,8 @@ def _wait_until_seen(group: Group) -> None:
         group.barrier()
 
 
-def norms_for(name: str, modules: Mapping[str, torch.nn.Module]) -> SyncedNorms | None:
+def norms_for(name: BatchNormName, modules: Mapping[str, torch.nn.Module]) -> SyncedNorms | None:
     """None where each worker normalises by its own samples."""
-    check_name(name)
     return SyncedNorms(modules) if name == "sync" else None
 
 

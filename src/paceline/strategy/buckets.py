@@ -29,34 +29,34 @@ BUCKET_BYTES = 8 << 20
 _LINE_BYTES = 64
 
 
-class Place(NamedTuple):
+class BucketPlace(NamedTuple):
     number: int
     start: int
     size: int
 
 
-class Layout(NamedTuple):
+class BucketLayout(NamedTuple):
     """One bucket: its type, its length and where each parameter lies."""
 
     dtype: torch.dtype
     size: int
-    places: tuple[Place, ...]
+    places: tuple[BucketPlace, ...]
 
 
-def lay_out(parameters: Sequence[torch.Tensor], bucket_bytes: int) -> list[Layout]:
+def lay_out(parameters: Sequence[torch.Tensor], bucket_bytes: int) -> list[BucketLayout]:
     """Cut the parameters into buckets of about this size; pure, and the same on all ranks."""
-    buckets: list[Layout] = []
-    pending: dict[torch.dtype, tuple[list[Place], int]] = {}
+    buckets: list[BucketLayout] = []
+    pending: dict[torch.dtype, tuple[list[BucketPlace], int]] = {}
 
     def close(dtype: torch.dtype) -> None:
         places, size = pending.pop(dtype)
-        buckets.append(Layout(dtype, size, tuple(places)))
+        buckets.append(BucketLayout(dtype, size, tuple(places)))
 
     for number in reversed(range(len(parameters))):
         parameter = parameters[number]
         places, size = pending.setdefault(parameter.dtype, ([], 0))
         line = max(1, _LINE_BYTES // parameter.dtype.itemsize)
-        places.append(Place(number, size, parameter.numel()))
+        places.append(BucketPlace(number, size, parameter.numel()))
         size += -(-parameter.numel() // line) * line
         pending[parameter.dtype] = (places, size)
         if size * parameter.dtype.itemsize >= bucket_bytes:
@@ -99,7 +99,7 @@ class Loose:
     def __init__(self) -> None:
         self._gradients: dict[int, torch.Tensor] = {}
 
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
+    def begin(self, num_pieces: int, *, is_dry_run: bool) -> None:
         self._gradients.clear()
 
     def give_up(self) -> None:

@@ -1,8 +1,8 @@
 """Buffers of a model, such as the running statistics of BatchNorm, which a forward pass changes.
 
 An attempt at a step must leave no trace, and every worker must end with the same buffers. So what an attempt changed
-is taken aside (`Staged`) and the buffers are put back at once; when the step is applied, floating buffers become the
-mean over workers weighted by samples, and integer ones (num_batches_tracked) the highest over workers.
+is taken aside (`StagedBuffers`) and the buffers are put back at once; when the step is applied, floating buffers become
+the mean over workers weighted by samples, and integer ones (num_batches_tracked) the highest over workers.
 
 Which buffers changed is told by their version, and for normalisation layers, which write past the version, by their
 mode. Ranks compare a digest of that set in the header; only where it differs, as when a rank without samples ran no
@@ -23,7 +23,7 @@ from paceline.strategy import digests
 
 
 @dataclass(frozen=True, eq=False)
-class Staged:
+class StagedBuffers:
     """New values by number of the buffer."""
 
     values: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _Entry:
             self._version = self.tensor._version
 
 
-class Buffers:
+class ModelBuffers:
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._modules = dict(modules)
         self._entries: list[_Entry] = []
@@ -92,7 +92,7 @@ class Buffers:
         return [entry.tensor for entry in self._entries]
 
     @contextlib.contextmanager
-    def rehearsal(self) -> Iterator[Callable[[], Staged]]:
+    def attempt(self) -> Iterator[Callable[[], StagedBuffers]]:
         """Whatever happens to buffers in here is undone at the end; call what this yields to keep the new values."""
         with torch.no_grad():
             for entry in self._entries:
@@ -104,21 +104,21 @@ class Buffers:
                 for entry in self._entries:
                     entry.restore()
 
-    def _stage(self) -> Staged:
+    def _stage(self) -> StagedBuffers:
         changed = [
             (number, entry) for number, entry in enumerate(self._entries) if entry.is_counted() or entry.is_touched()
         ]
         values = {number: entry.current().detach().clone() for number, entry in changed}
-        return Staged(values, digests.of_set(values) if values else 0)
+        return StagedBuffers(values, digests.of_set(values) if values else 0)
 
-    def expected(self) -> Staged:
+    def expected(self) -> StagedBuffers:
         """What a rank that runs no forward stages: the set that the others will most likely name, with its own values,
         which count for nothing."""
         values = {number: entry.tensor for number, entry in enumerate(self._entries) if entry.is_counted()}
-        return Staged(values, digests.of_set(values) if values else 0)
+        return StagedBuffers(values, digests.of_set(values) if values else 0)
 
     @torch.no_grad()
-    def reduce(self, group: Group, staged: Staged, is_same_set: bool, fraction: float) -> Staged:
+    def reduce(self, group: Group, staged: StagedBuffers, is_same_set: bool, fraction: float) -> StagedBuffers:
         """The buffers that all will hold. `fraction` is this worker's part of the global batch."""
         numbers = sorted(staged.values)
         if not is_same_set:
@@ -139,10 +139,10 @@ class Buffers:
                 group.all_reduce(flat.mul_(fraction) if fraction > 0 else flat.zero_())
             parts = torch.split(flat, [mine[number].numel() for number in these])
             agreed |= {number: part.view(mine[number].shape) for number, part in zip(these, parts, strict=True)}
-        return Staged(agreed)
+        return StagedBuffers(agreed)
 
     @torch.no_grad()
-    def commit(self, staged: Staged) -> None:
+    def commit(self, staged: StagedBuffers) -> None:
         for number, value in staged.values.items():
             tensor = self._entries[number].tensor
             if tensor.shape != value.shape:

@@ -23,11 +23,11 @@ from paceline.strategy.numerics import Examined, is_finite
 from paceline.strategy.refusals import check_gradient
 
 
-class Store(Protocol):
+class GradientStore(Protocol):
     """Where the gradients of this worker lie, by number of the parameter."""
 
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
-        """An attempt of so many micro-batches begins. After a rehearsal there is no `reduce`."""
+    def begin(self, num_pieces: int, *, is_dry_run: bool) -> None:
+        """An attempt of so many micro-batches begins. After a dry run there is no `reduce`."""
 
     def give_up(self) -> None:
         """The attempt ended before all gradients were there."""
@@ -54,7 +54,7 @@ class Store(Protocol):
 
 
 class Collector:
-    def __init__(self, parameters: Mapping[str, torch.Tensor], store: Store, check: Check) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], store: GradientStore, check: Check) -> None:
         self.names: Sequence[str] = tuple(parameters)
         self._parameters = tuple(parameters.values())
         self._store = store
@@ -66,11 +66,11 @@ class Collector:
             for number, parameter in enumerate(self._parameters)
         ]
 
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
+    def begin(self, num_pieces: int, *, is_dry_run: bool) -> None:
         """Forget what was collected."""
         self._filled = [False] * len(self._parameters)
         self.forget()
-        self._store.begin(num_pieces, is_rehearsal=is_rehearsal)
+        self._store.begin(num_pieces, is_dry_run=is_dry_run)
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:

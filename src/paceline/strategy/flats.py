@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from paceline.server.client import GroupClient
-from paceline.server.layout import Layout, Part
+from paceline.server.layout import ParameterPart, RangeLayout
 from paceline.server.parcels import Packing, Slice
 from paceline.strategy.numerics import Examined
 from paceline.strategy.views import GradientViews
@@ -21,14 +21,14 @@ from paceline.strategy.views import GradientViews
 class Flats(GradientViews):
     """Also the store of a collector: gradients go where they are pushed from."""
 
-    def __init__(self, layout: Layout, client: GroupClient) -> None:
+    def __init__(self, layout: RangeLayout, client: GroupClient) -> None:
         self._layout = layout
         self._gradients = [client.empty((section.size,), section.dtype).zero_() for section in layout.sections]
         self._values = [client.empty((section.size,), section.dtype) for section in layout.sections]
         self._next = [client.empty((section.size,), section.dtype) for section in layout.sections]
         self._has_taken_over = False
         self._views = {}
-        self._parts: list[tuple[int, Part]] = []
+        self._parts: list[tuple[int, ParameterPart]] = []
 
     def take_over(self, trained: Mapping[str, torch.Tensor]) -> None:
         """Let the parameters of the model lie here. `trained` are those that get gradients now."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.collective import Group
-from paceline.strategy.base import Disagreement
+from paceline.errors import Disagreement
 from paceline.wire.dtypes import raw_bytes
 
 _LAYOUT = struct.Struct("<10q5d")
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     reduced_s: float = 0.0  # the reduction of the step before
 
 
-class Rows(Sequence[Row]):
+class HeaderRows(Sequence[Row]):
     """By rank. `names` says who is who, for messages."""
 
     def __init__(self, rows: Sequence[Row], names: Callable[[int], str] = lambda rank: f"rank {rank}") -> None:
@@ -56,14 +56,6 @@ class Rows(Sequence[Row]):
 
     def all(self, flag: int) -> bool:
         return all(row.flags & flag for row in self._rows)
-
-    def ranks_with(self, flag: int) -> tuple[int, ...]:
-        return tuple(rank for rank, row in enumerate(self._rows) if row.flags & flag)
-
-    def held_by_all(self) -> int | None:
-        """The generation that every rank holds, if it is the same one."""
-        held = {row.held for row in self._rows}
-        return held.pop() if len(held) == 1 else None
 
     def total(self, field: str) -> float:
         """The sum over ranks, in order of rank."""
@@ -85,15 +77,15 @@ class Rows(Sequence[Row]):
         return f"Rows({self._rows!r})"
 
 
-def exchange(group: Group | None, row: Row) -> Rows:
+def exchange(group: Group | None, row: Row) -> HeaderRows:
     """Every rank's row; alone, one's own. All members call it with the row of the same operation."""
     if group is None or group.size == 1:
-        return Rows((row,))
+        return HeaderRows((row,))
     block = torch.zeros(group.size * _LAYOUT.size // 8, dtype=torch.int64)
     memory = raw_bytes(block)
     _LAYOUT.pack_into(memory, group.rank * _LAYOUT.size, *row)
     group.all_reduce(block)
-    rows = Rows([Row(*fields) for fields in _LAYOUT.iter_unpack(memory)], lambda rank: describe(group, rank))
+    rows = HeaderRows([Row(*fields) for fields in _LAYOUT.iter_unpack(memory)], lambda rank: describe(group, rank))
     if any(other.operation != row.operation for other in rows):
         each = ", ".join(f"{rows.name_of(rank)} in {other.operation}" for rank, other in enumerate(rows))
         raise Disagreement(f"members are in different operations: {each}; every one must take part in each")

@@ -44,11 +44,11 @@ class Overlapped:
         self._present: set[int] = set()
         self._late: dict[int, torch.Tensor] = {}
 
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
+    def begin(self, num_pieces: int, *, is_dry_run: bool) -> None:
         self.give_up()  # what was sent for an attempt that nobody will finish
         if self._is_over:
             raise GroupAborted(_OVER)  # at once, not after another attempt at what cannot be reduced here
-        self._reset(num_pieces, None if is_rehearsal else self._learned.get(num_pieces))
+        self._reset(num_pieces, None if is_dry_run else self._learned.get(num_pieces))
 
     def give_up(self) -> None:
         if self._handles:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.strategy.base import StrategyError
+from paceline.errors import StrategyError
 from paceline.wire.dtypes import NAMES
 
 _SPARSE_REMEDY = "make the Embedding with sparse=False, and use a dense optimizer"
@@ -109,17 +109,6 @@ def check_known(
                 "would be neither trained nor the same on all workers. Replace layers (model.fc = ...) before the "
                 "optimizer and the session are made; give new values to the old ones by load_state_dict or copy_"
             )
-
-
-def check_settings(clip_norm: float | None, micro_batch: int | None, nonfinite: str, verify_every: int) -> None:
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm={clip_norm} must be more than 0; use None to leave gradients as they are")
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch={micro_batch} must be 1 or more; use None to take each share whole")
-    if nonfinite not in ("stop", "skip"):
-        raise ValueError(f"nonfinite={nonfinite!r} must be 'stop' or 'skip'")
-    if verify_every < 0:
-        raise ValueError(f"verify_every={verify_every} must be a number of steps, or 0 for never")
 
 
 def check_gradient(name: str, gradient: torch.Tensor) -> None:

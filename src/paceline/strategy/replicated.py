@@ -13,7 +13,7 @@ import torch
 
 from paceline.collective import Group
 from paceline.server.ages import Clocks
-from paceline.server.chunk import Chunk, Waiting
+from paceline.server.chunk import Chunk, WaitingChunkIds
 from paceline.server.merging import merged
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
@@ -102,7 +102,7 @@ class ReplicatedTables:
             self._tables[spec.name] = table
 
 
-def pack(chunks: Sequence[Chunk], waiting: Waiting | None = None, clock: int = 0) -> dict[str, Any]:
+def pack(chunks: Sequence[Chunk], waiting: WaitingChunkIds | None = None, clock: int = 0) -> dict[str, Any]:
     """Rows, and ids that wait for one, as a tree of tensors, as of the update of this number; empty if there are
     none."""
     tree: dict[str, Any] = {}
@@ -137,8 +137,8 @@ def unpack(tree: Mapping[str, Any]) -> Chunk | None:
     return Chunk(tree["ids"], tree["rows"], dict(tree["state"]), tree.get("idle")) if "ids" in tree else None
 
 
-def unpack_waiting(tree: Mapping[str, Any]) -> Waiting | None:
-    return Waiting(**tree["waiting"]) if "waiting" in tree else None
+def unpack_waiting(tree: Mapping[str, Any]) -> WaitingChunkIds | None:
+    return WaitingChunkIds(**tree["waiting"]) if "waiting" in tree else None
 
 
 def _exchange(group: Group, ids: torch.Tensor, gradients: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.server.messages import Request
-from paceline.server.parcels import Detail, Packing, Parcel, Partitions, Rows
+from paceline.server.messages import ServerRequest
+from paceline.server.parcels import Detail, Packing, Parcel, Partitions, TableRows
 from paceline.server.scratch import Scratch
 from paceline.server.spec import TableSpec
 
 
-class Asked(NamedTuple):
+class RowsAsked(NamedTuple):
     """What one server was asked for, of one table: the positions of its ids (None: all are), and where rows land."""
 
     table: str
@@ -22,13 +22,13 @@ class Asked(NamedTuple):
     out: torch.Tensor
 
 
-class Part(NamedTuple):
+class PulledPart(NamedTuple):
     """What one server was asked for: those ranges, by that placement. `stamps` are the versions that its tables had
     then, where they were asked for; -1 of what it did not give."""
 
     version: int
     ranges: frozenset[int]
-    asked: tuple[Asked, ...]
+    asked: tuple[RowsAsked, ...]
     stamps: torch.Tensor | None
 
 
@@ -53,9 +53,9 @@ class RowPull:
         self._make = make
         self._stamped = stamped
         self._homes = {name: partitions.of(ids) for name, ids in wanted.items()}
-        self.parts: list[Part] = []
+        self.parts: list[PulledPart] = []
 
-    def pack(self, request: Request) -> Parcel:
+    def pack(self, request: ServerRequest) -> Parcel:
         packing, outputs, wants, asked = Packing(), Packing(), [], []
         for name, ids in self._wanted.items():
             mine = mask_of(self._partitions, self._homes[name], request.ranges)
@@ -64,8 +64,8 @@ class RowPull:
             if len(part):
                 spec = self._specs[name]
                 out = self._scratch.empty((len(part), spec.dim), spec.torch_dtype)
-                wants.append(Rows(name, packing.add(part), outputs.add(out)))
-                asked.append(Asked(name, at, part, out))
+                wants.append(TableRows(name, packing.add(part), outputs.add(out)))
+                asked.append(RowsAsked(name, at, part, out))
         stamps = None
         if self._stamped and wants:
             stamps = self._scratch.empty((len(wants),), torch.int64).fill_(-1)
@@ -74,7 +74,7 @@ class RowPull:
             makes_rows=self._make,
             stamps=outputs.add(stamps) if stamps is not None else -1,
         )
-        self.parts.append(Part(request.version, frozenset(request.ranges), tuple(asked), stamps))
+        self.parts.append(PulledPart(request.version, frozenset(request.ranges), tuple(asked), stamps))
         return Parcel(detail, packing.tensors, outputs.tensors)
 
     def found(self) -> dict[str, torch.Tensor]:

@@ -27,19 +27,19 @@ import msgspec
 import torch
 
 from paceline.collective import Group
-from paceline.control import losses
-from paceline.control.lease_set import LeaseSet, lease_set
+from paceline.control.leases.lease_set import LeaseSet, lease_set
+from paceline.control.messages import losses
 from paceline.server.applied import AppliedLeases
 from paceline.server.client import GroupClient
-from paceline.server.dense import Settings, Value, settings_of
+from paceline.server.dense import OptimizerSettings, Value, settings_of
 from paceline.server.errand import Errand
-from paceline.server.layout import Layout, lay_out
-from paceline.server.messages import Apply, Commit, Fence, Load, Need, Request, Spans, Stage
+from paceline.server.layout import RangeLayout, lay_out
+from paceline.server.messages import ApplyLease, CommitStep, Fence, Load, Need, ServerRequest, Spans, StageStep
 from paceline.server.parcels import Detail, Packing, Parcel, Slice, Squares, UpdateSettings
-from paceline.strategy.aggregation import Aggregation, Standing
-from paceline.strategy.collector import Collector, Store
+from paceline.strategy.aggregation import Aggregation, BindPoint
+from paceline.strategy.collector import Collector, GradientStore
 from paceline.strategy.flats import Flats
-from paceline.strategy.header import Rows
+from paceline.strategy.header import HeaderRows
 from paceline.strategy.numerics import Examined
 from paceline.strategy.replicated import in_order
 from paceline.strategy.served_rows import ServedRows
@@ -56,7 +56,7 @@ OTHERS_S = 2.0  # for the main worker to load what was lost
 Tell = Callable[[str, str], None]
 
 
-class Served:
+class ServerAggregation:
     def __init__(
         self,
         sparse: Sparse,
@@ -74,7 +74,7 @@ class Served:
         self._recall = recall
         self._is_loader = is_loader
         served = {} if dense is not None else dict(parameters)
-        self.layout: Layout = lay_out(served, optimizers, has_tables=bool(sparse.specs))
+        self.layout: RangeLayout = lay_out(served, optimizers, has_tables=bool(sparse.specs))
         for section in self.layout.sections:  # refuses what cannot be cut, by name
             optimizer = optimizers[section.optimizer]
             settings_of(optimizer, optimizer.param_groups[section.group])
@@ -84,12 +84,12 @@ class Served:
         self._size = 1
         self._handed_in = 0  # the last step
         self._patience: dict[int, Deadline] = {}  # by the version in which something was lost
-        self._standing = Standing()
+        self._standing = BindPoint()
         self._forgone: tuple[int, set[int]] = (0, set())  # updates of which this worker has told, and of which founding
         self._applied = AppliedLeases()
         self.num_leases = 0  # of an epoch, where leases are done
-        self._commit: Commit | None = None
-        self._making: Commit | None = None  # the step that counts, and that servers may not have made yet
+        self._commit: CommitStep | None = None
+        self._making: CommitStep | None = None  # the step that counts, and that servers may not have made yet
         self._is_orphaned = False
         self._state = ServedState(self.layout, sparse, optimizers)
 
@@ -111,7 +111,7 @@ class Served:
 
     # -- who takes part ----------------------------------------------------------------------------------------------
 
-    def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: Standing) -> Store:
+    def lay_out(self, group: Group | None, trained: Mapping[str, torch.Tensor], standing: BindPoint) -> GradientStore:
         self._group = group
         self._rank, self._size = (group.rank, group.size) if group is not None else (0, 1)
         if standing.generation == self._standing.generation:  # other parameters are trained from now on
@@ -130,7 +130,7 @@ class Served:
         self._flats.take_over(trained)
         return self._flats
 
-    def _fence(self, standing: Standing) -> None:
+    def _fence(self, standing: BindPoint) -> None:
         """Have the servers done with earlier generations. The last step that counts is made everywhere; the next one is
         either made nowhere, or, where a worker that is gone had begun to commit it, of that attempt everywhere."""
         generation = standing.generation
@@ -206,16 +206,16 @@ class Served:
             return  # the header says so, and the step does not count
         self._handed_in = step
         self._rows.keep(rows)
-        push = Stage(self._standing.generation, step, self._rank)
+        push = StageStep(self._standing.generation, step, self._rank)
 
-        def pack(request: Request) -> Parcel:
+        def pack(request: ServerRequest) -> Parcel:
             packing = Packing()
             dense = () if self._dense is not None else self._flats.gradients(request.ranges, packing)
             return Parcel(Detail(dense=dense, rows=self._rows.pack(request.ranges, packing)), packing.tensors)
 
         self._run(f"step {step}: handing in gradients", pack, push=push)
 
-    def squares(self, rows: Rows) -> float:
+    def squares(self, rows: HeaderRows) -> float:
         """The main worker asks the servers and tells the others: when it knows, one of them may commit the step, and
         what was staged is gone."""
         total = self._dense.squares(rows) if self._dense is not None else 0.0
@@ -231,7 +231,7 @@ class Served:
         while True:
             asked: list[tuple[tuple[int, ...], torch.Tensor]] = []
 
-            def pack(request: Request, asked: list[tuple[tuple[int, ...], torch.Tensor]] = asked) -> Parcel:
+            def pack(request: ServerRequest, asked: list[tuple[tuple[int, ...], torch.Tensor]] = asked) -> Parcel:
                 out = torch.zeros(len(request.ranges), dtype=torch.float64)
                 asked.append((request.ranges, out))
                 return Parcel(Detail(squares=key), [], [out])
@@ -248,12 +248,12 @@ class Served:
         else:
             unused = self._flats.unused(used)
         settings = UpdateSettings(self._section_settings(), self._sparse.settings(), unused)
-        self._commit = Commit(
+        self._commit = CommitStep(
             self._standing.generation, step, self._size, factor, msgspec.Raw(msgspec.msgpack.encode(settings))
         )
         return encode(self._commit)
 
-    def _section_settings(self) -> tuple[Settings, ...]:
+    def _section_settings(self) -> tuple[OptimizerSettings, ...]:
         return tuple(
             settings_of(self._optimizers[one.optimizer], self._optimizers[one.optimizer].param_groups[one.group])
             for one in self.layout.sections
@@ -277,29 +277,10 @@ class Served:
             self._flats.swap()
         self._making = None
 
-    def _run(self, what: str, pack: Callable[[Request], Parcel], **content: Any) -> Errand:
+    def _run(self, what: str, pack: Callable[[ServerRequest], Parcel], **content: Any) -> Errand:
         errand = Errand(range(self.layout.num_ranges), **content)
         self.client.run(errand, pack, what)
         return errand
-
-    def pull_part(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Elements `start` to `stop` of a parameter, flat, as the servers have them now."""
-        found = self.layout.spans_of(name, start, stop)
-        sizes = {number: length for number, _, length in found}
-        out = torch.empty(sum(sizes.values()), dtype=self.layout.dtype_of(name))
-        pieces = dict(zip(sizes, torch.split(out, list(sizes.values())), strict=True))
-
-        def pack(request: Request) -> Parcel:
-            wanted = Packing()
-            wants = tuple(
-                Slice(number, wanted.add(pieces[number]), 0, length, offset)
-                for number, offset, length in found
-                if number in request.ranges
-            )
-            return Parcel(Detail(wants=wants), [], wanted.tensors)
-
-        self.client.run(Errand(sizes, pull=Need()), pack, f"pulling elements of {name}")
-        return out
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -329,7 +310,7 @@ class Served:
         self._rows.need = need
         self._applied.rely_on(need)
 
-    def push(self, push: Apply, rows: RowGradients, used: Sequence[bool], lr_factor: float = 1.0) -> None:
+    def push(self, push: ApplyLease, rows: RowGradients, used: Sequence[bool], lr_factor: float = 1.0) -> None:
         """Have a lease applied, with learning rates times `lr_factor`, and the values after it here."""
         self._rows.keep({} if push.is_void else rows)
         self._state.now = max(self._state.now, push.number)
@@ -340,7 +321,7 @@ class Served:
         settings = UpdateSettings(sections, tables, self._flats.unused(used))
         push = msgspec.structs.replace(push, settings=msgspec.Raw(msgspec.msgpack.encode(settings)))
 
-        def pack(request: Request) -> Parcel:
+        def pack(request: ServerRequest) -> Parcel:
             packing, wanted = Packing(), Packing()
             dense = () if request.push is None else self._flats.gradients(request.ranges, packing)
             detail = Detail(
@@ -361,7 +342,7 @@ class Served:
         self._flats.swap()
         self._applied.took(errand.records)
 
-    def _pack_values(self, request: Request) -> Parcel:
+    def _pack_values(self, request: ServerRequest) -> Parcel:
         wanted = Packing()
         return Parcel(Detail(wants=self._flats.next_values(request.ranges, wanted)), [], wanted.tensors)
 
@@ -421,7 +402,7 @@ def _slowed(values: dict[str, Value], factor: float) -> dict[str, Value]:
     return {**values, "lr": rate * factor} if isinstance(rate, float | int) else values
 
 
-def _nothing_to_pack(_: Request) -> Parcel:
+def _nothing_to_pack(_: ServerRequest) -> Parcel:
     return Parcel()
 
 
@@ -429,10 +410,10 @@ def _described(need: Need) -> str:
     return f"epoch {need.epoch}" + (f" with all leases below {need.prefix}" if need.prefix else "")
 
 
-def encode(commit: Commit) -> str:
+def encode(commit: CommitStep) -> str:
     """A commit as text, for the book of the training."""
     return msgspec.msgpack.encode(commit).hex()
 
 
-def decode(text: str) -> Commit | None:
-    return decoding.decode(bytes.fromhex(text), Commit) if text else None
+def decode(text: str) -> CommitStep | None:
+    return decoding.decode(bytes.fromhex(text), CommitStep) if text else None

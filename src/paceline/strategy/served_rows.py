@@ -8,9 +8,9 @@ import torch
 
 from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
-from paceline.server.layout import Layout
-from paceline.server.messages import Need, Request
-from paceline.server.parcels import Packing, Parcel, Rows
+from paceline.server.layout import RangeLayout
+from paceline.server.messages import Need, ServerRequest
+from paceline.server.parcels import Packing, Parcel, TableRows
 from paceline.server.scratch import Scratch
 from paceline.strategy.ahead import Along, Early, Lookout
 from paceline.strategy.row_cache import RowCache
@@ -22,7 +22,7 @@ class ServedRows:
     """`need` is what a pull must see. `num_asked` and `num_pulled` count rows: those that were asked for in training,
     each once a batch, and those of them that had to be pulled."""
 
-    def __init__(self, layout: Layout, sparse: Sparse, client: GroupClient) -> None:
+    def __init__(self, layout: RangeLayout, sparse: Sparse, client: GroupClient) -> None:
         self._client = client
         self._partitions = layout.partitions
         self._specs = {spec.name: spec for spec in sparse.specs}
@@ -93,7 +93,7 @@ class ServedRows:
             self._ahead.is_given_up = True
             self._ahead = None
 
-    def with_ahead(self, pack: Callable[[Request], Parcel]) -> Callable[[Request], Parcel]:
+    def with_ahead(self, pack: Callable[[ServerRequest], Parcel]) -> Callable[[ServerRequest], Parcel]:
         """The same parcels for an errand to all ranges, which also ask for rows of the next batch: for all of them, or
         for those that have changed since they were pulled."""
         ahead = self._ahead if isinstance(self._ahead, Along) else self._have_early()
@@ -161,7 +161,7 @@ class ServedRows:
         for name, (ids, gradients) in rows.items():
             self._kept.append((name, ids, gradients, self._partitions.of(ids)))
 
-    def pack(self, ranges: Sequence[int], packing: Packing) -> tuple[Rows, ...]:
+    def pack(self, ranges: Sequence[int], packing: Packing) -> tuple[TableRows, ...]:
         found = []
         if self._partitions is None:
             return ()
@@ -170,5 +170,7 @@ class ServedRows:
             part = ids if mine is None else ids[mine]
             if len(part):
                 values = gradients if mine is None else gradients[mine]
-                found.append(Rows(name, packing.add(self._pushed.put(part)), packing.add(self._pushed.put(values))))
+                found.append(
+                    TableRows(name, packing.add(self._pushed.put(part)), packing.add(self._pushed.put(values)))
+                )
         return tuple(found)

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.control.lease_set import LeaseSet
+from paceline.control.leases.lease_set import LeaseSet
 from paceline.server import tables
-from paceline.server.chunk import Chunk, Waiting, joined_waiting
+from paceline.server.chunk import Chunk, WaitingChunkIds, joined_waiting
 from paceline.server.client import GroupClient
 from paceline.server.dense import COUNTS, joined, settings_of
 from paceline.server.errand import Errand
-from paceline.server.layout import Layout, Part, Span
-from paceline.server.messages import Commit, Need, Request, Spans
+from paceline.server.layout import DenseSpan, ParameterPart, RangeLayout
+from paceline.server.messages import CommitStep, Need, ServerRequest, Spans
 from paceline.server.parcels import Detail, Making, Packing, Parcel, Slice, TableChunk, WaitingChunk
 from paceline.strategy.replicated import clock_of, pack, unpack, unpack_waiting
 from paceline.strategy.sparse import Sparse
@@ -42,7 +42,7 @@ class ServedState:
     each range, `counts` what optimizers count for a range, where that is not the same for a whole parameter; `now` the
     number of the newest update that it knows of."""
 
-    def __init__(self, layout: Layout, sparse: Sparse, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, layout: RangeLayout, sparse: Sparse, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._layout = layout
         self._sparse = sparse
         self._optimizers = optimizers
@@ -63,7 +63,7 @@ class ServedState:
 
     # -- to the servers ----------------------------------------------------------------------------------------------
 
-    def pack_load(self, request: Request) -> Parcel:
+    def pack_load(self, request: ServerRequest) -> Parcel:
         """The state of these ranges as this worker has it."""
         packing = Packing()
         makes = tuple(
@@ -85,7 +85,7 @@ class ServedState:
         )
         return Parcel(detail, packing.tensors)
 
-    def _make(self, number: int, span: Span, packing: Packing) -> Making:
+    def _make(self, number: int, span: DenseSpan, packing: Packing) -> Making:
         section = self._layout.sections[span.section]
         optimizer = self._optimizers[section.optimizer]
         values = _cut([part.parameter.detach() for part in section.parts], section.parts, span)
@@ -98,7 +98,7 @@ class ServedState:
         return Making(packing.slice(number, values), span.section, kept)
 
     def _cut_state(
-        self, name: str, states: Sequence[Mapping[str, Any]], parts: Sequence[Part], span: Span
+        self, name: str, states: Sequence[Mapping[str, Any]], parts: Sequence[ParameterPart], span: DenseSpan
     ) -> torch.Tensor | None:
         inside = [(part, state) for part, state in zip(parts, states, strict=True) if _overlaps(part, span)]
         values = [state.get(name) if isinstance(state.get(name), torch.Tensor) else None for _, state in inside]
@@ -148,7 +148,7 @@ class ServedState:
         source = "the last checkpoint that this worker has read" if self.tables else "their beginning"
         return f"a server was lost, and no other had its ranges: {' and '.join(parts)} go back to {source}"
 
-    def _is_kept_for(self, span: Span) -> bool:
+    def _is_kept_for(self, span: DenseSpan) -> bool:
         """Whether the optimizer of these parameters keeps anything from one step to the next."""
         section = self._layout.sections[span.section]
         optimizer = self._optimizers[section.optimizer]
@@ -157,13 +157,13 @@ class ServedState:
     # -- from the servers --------------------------------------------------------------------------------------------
 
     def gather(
-        self, client: GroupClient, step: int, *, orphaned: bool = False, commit: Commit | None = None
+        self, client: GroupClient, step: int, *, orphaned: bool = False, commit: CommitStep | None = None
     ) -> dict[str, Any]:
         """Everything, as of a step, in torch's form. Of leases each range is as of some moment, and says which it has.
         Who is `orphaned` also has the `commit` made that it was about to make."""
         parcels: list[Parcel] = []
 
-        def ask(_: Request) -> Parcel:
+        def ask(_: ServerRequest) -> Parcel:
             parcels.append(Parcel(Detail(exports=True)))
             return parcels[-1]
 
@@ -220,7 +220,7 @@ class ServedState:
                             states[-1][numbers[id(part.parameter)]] = state
         return states
 
-    def _state_of(self, part: Part, found: Mapping[int, tuple[Making, Parcel]]) -> dict[str, torch.Tensor]:
+    def _state_of(self, part: ParameterPart, found: Mapping[int, tuple[Making, Parcel]]) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = {}
         for number, start, _ in self._layout.spans_of(part.name):
             making, answer = found[number]
@@ -237,7 +237,7 @@ class ServedState:
     def _fill(
         self,
         flat: torch.Tensor,
-        part: Part,
+        part: ParameterPart,
         found: Mapping[int, tuple[Making, Parcel]],
         choose: Callable[[Making], Slice | None],
     ) -> None:
@@ -268,7 +268,7 @@ class ServedState:
 
     def _gathered_tables(self, given: Sequence[_Given]) -> dict[str, Any]:
         chunks: dict[str, list[Chunk]] = {spec.name: [] for spec in self._sparse.specs}
-        waiting: dict[str, list[Waiting]] = {}
+        waiting: dict[str, list[WaitingChunkIds]] = {}
         for answer, ranges in given:
             for one in answer.detail.chunks:
                 chunk = tables.unpack_chunk(one, answer)
@@ -285,11 +285,11 @@ def _kept(name: str, making: Making) -> Slice | None:
     return making.state.get(name)
 
 
-def _overlaps(part: Part, span: Span) -> bool:
+def _overlaps(part: ParameterPart, span: DenseSpan) -> bool:
     return part.start < span.stop and part.stop > span.start
 
 
-def _cut(tensors: Sequence[torch.Tensor], parts: Sequence[Part], span: Span) -> torch.Tensor:
+def _cut(tensors: Sequence[torch.Tensor], parts: Sequence[ParameterPart], span: DenseSpan) -> torch.Tensor:
     """What of these tensors, one for each part of a section, is in a span."""
     pieces = [
         tensor.reshape(-1)[max(span.start - part.start, 0) : span.stop - part.start]

@@ -19,19 +19,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from paceline.collective import Group
-from paceline.strategy import batch_norm, calling, digests, judging, memory, refusals
-from paceline.strategy.aggregation import Aggregation, Reduced, Standing
-from paceline.strategy.base import Agreement, Check, Contribution, Flag, LossFn, Notice, StrategyError
-from paceline.strategy.buffers import Buffers, Staged
+from paceline.errors import StrategyError
+from paceline.strategy import batch_norm, digests, header_checks, loss_calls, memory, refusals
+from paceline.strategy.aggregation import Aggregation, BindPoint, Reduced
+from paceline.strategy.base import Agreement, Check, Contribution, Flag, LossFn, Notice
+from paceline.strategy.buffers import ModelBuffers, StagedBuffers
 from paceline.strategy.collector import Collector
-from paceline.strategy.header import Row, Rows, exchange, exchange_text
+from paceline.strategy.header import HeaderRows, Row, exchange, exchange_text
 from paceline.strategy.memory import MemoryLimit
 from paceline.strategy.numerics import Examined, clip_factor, is_finite
+from paceline.strategy.options import SessionOptions
 from paceline.strategy.parameters import Modules, Optimizers, collect, listed, named_modules, named_tables
 from paceline.strategy.replicated import ReplicatedTables
 from paceline.strategy.sparse import RowGradients, Sparse
@@ -55,44 +57,42 @@ class Own(NamedTuple):
 
 
 class Synchronous:
-    """`clip_norm` limits the norm of the whole gradient; `micro_batch` the samples of one call of `loss_fn`. A step
-    with a gradient that is not finite does not count; whether the run then goes on ("skip") or ends ("stop") is for
-    the session to carry out. Every `verify_every` steps the workers compare samples of their parameters (0: never).
-    `check` is called often during `compute`, and may raise to end it. `aggregate` makes the aggregation from the
-    tables of the model; all-reduce by default, and then not during backward where `norm`, which is what a
-    session calls `batch_norm`, is "sync"."""
+    """A step with a gradient that is not finite does not count; whether the run then goes on or ends is for the session
+    to carry out. Every `verify_every` steps the workers compare samples of their parameters (0: never). `check` is
+    called often during `compute`, and may raise to end it. `aggregate` makes the aggregation from the tables of the
+    model; all-reduce by default, and then not during backward where batch statistics are exchanged."""
 
     def __init__(
         self,
         modules: Modules,
         optimizers: Optimizers,
+        options: SessionOptions = SessionOptions(),
         *,
-        seed: int,
-        clip_norm: float | None = None,
-        micro_batch: int | None = None,
-        nonfinite: Literal["stop", "skip"] = "stop",
         verify_every: int = 100,
         check: Check = _nothing,
         aggregate: Callable[[Sparse, Mapping[str, torch.Tensor]], Aggregation] | None = None,
-        norm: batch_norm.BatchNormName = "local",
     ) -> None:
         self._optimizers = listed(optimizers)
         self._modules = named_modules(modules)
-        refusals.check_settings(clip_norm, micro_batch, nonfinite, verify_every)
         refusals.check_models(self._modules)
-        self._norms = batch_norm.norms_for(norm, self._modules)
+        self._norms = batch_norm.norms_for(options.batch_norm, self._modules)
         refusals.check_optimizers(self._optimizers)
         refusals.check_updated(self._modules, self._optimizers)
-        self.nonfinite = nonfinite
-        self._seed = seed
-        self._clip_norm = clip_norm
-        self._micro_batch = micro_batch
+        self.nonfinite = options.nonfinite
+        self._seed = seed = options.seed
+        self._clip_norm = options.clip_norm
+        self._micro_batch = options.micro_batch
         self._memory = MemoryLimit()
         self._verify_every = verify_every
         self._check = check
-        settings = {"seed": seed, "clip_norm": clip_norm, "nonfinite": nonfinite, "verify_every": verify_every}
+        settings = {
+            "seed": seed,
+            "clip_norm": options.clip_norm,
+            "nonfinite": options.nonfinite,
+            "verify_every": verify_every,
+        }
         self._hyper = digests.HyperParameters(self._optimizers, settings)
-        self._buffers = Buffers(self._modules)
+        self._buffers = ModelBuffers(self._modules)
         self._collector: Collector | None = None
         self._parameters: dict[str, torch.Tensor] = {}
         self._idle: set[int] = set()  # parameters that got no gradient once
@@ -115,7 +115,7 @@ class Synchronous:
     def aggregation(self) -> Aggregation:
         return self._aggregation
 
-    def bind(self, group: Group | None, rank: int, size: int, standing: Standing = Standing()) -> None:
+    def bind(self, group: Group | None, rank: int, size: int, standing: BindPoint = BindPoint()) -> None:
         """Work with this group from now on, in memory that it shares; None when alone."""
         if (rank, size) != ((group.rank, group.size) if group is not None else (0, 1)):
             raise ValueError(f"rank {rank} of {size} is not this member's place in {group}")
@@ -201,8 +201,8 @@ class Synchronous:
         rows = self._meet(contribution, notice, self._store.reduce)
         if rows.any(Flag.LATE):
             rows = self._meet(contribution, notice, self._store.reduce_late)
-        judging.compare(self._group, rows, self._hyper, contribution.total)
-        total_weight = judging.total_weight(rows)
+        header_checks.compare(self._group, rows, self._hyper, contribution.total)
+        total_weight = header_checks.total_weight(rows)
         loss = rows.total("weighted_loss") / total_weight
         if rows.any(Flag.NONFINITE):
             named, reason = self._find_nonfinite(contribution, rows)
@@ -262,12 +262,12 @@ class Synchronous:
         return min(filter(None, (self._micro_batch, self._memory.limit)), default=None)
 
     def _attempt(
-        self, loss_fn: LossFn, batch: Any, samples: int, total: int, step: int, *, is_rehearsal: bool = False
+        self, loss_fn: LossFn, batch: Any, samples: int, total: int, step: int, *, is_dry_run: bool = False
     ) -> Contribution:
         """Collect the gradients of a share; leaves no trace but in the store."""
         collector = self._collected
-        sizes = calling.piece_sizes(samples, self._piece, self._fewest)
-        collector.begin(len(sizes), is_rehearsal=is_rehearsal)
+        sizes = loss_calls.piece_sizes(samples, self._piece, self._fewest)
+        collector.begin(len(sizes), is_dry_run=is_dry_run)
         self.sparse.begin()
         weight = weighted_loss = 0.0
         kinds: set[bool] = set()
@@ -278,19 +278,19 @@ class Synchronous:
                 pass
         else:
             self.sparse.prepare(batch)
-            if not is_rehearsal:
+            if not is_dry_run:
                 self.sparse.look_ahead()
             with (
                 synced,
                 collector.forgetting(),
-                calling.seeded(self._seed, step, self._rank),
-                self._buffers.rehearsal() as stage,
+                loss_calls.seeded(self._seed, step, self._rank),
+                self._buffers.attempt() as stage,
                 self.sparse.recording(),
                 torch.enable_grad(),
             ):
-                for piece_batch, piece_samples in calling.pieces(batch, sizes):
+                for piece_batch, piece_samples in loss_calls.pieces(batch, sizes):
                     self._check()
-                    piece = calling.call(loss_fn, piece_batch, piece_samples)
+                    piece = loss_calls.call(loss_fn, piece_batch, piece_samples)
                     kinds.add(piece.explicit)
                     if len(kinds) > 1:
                         raise ValueError("loss_fn returned a weight for some micro-batches, but not for all; do either")
@@ -305,7 +305,7 @@ class Synchronous:
         self._check_idle(used)
         return Contribution(step, samples, total, weight, weighted_loss, True in kinds, used, staged, loss_fn, batch)
 
-    def _backward(self, piece: calling.Piece, total: int) -> float:
+    def _backward(self, piece: loss_calls.Piece, total: int) -> float:
         scale = piece.weight / total
         with self._collected.collecting():
             torch.autograd.backward(piece.loss, None if scale == 1.0 else torch.full_like(piece.loss, scale))
@@ -314,7 +314,7 @@ class Synchronous:
 
     # -- inside reduce -----------------------------------------------------------------------------------------------
 
-    def _meet(self, contribution: Contribution, notice: Notice, reduce: Callable[[Examined], None]) -> Rows:
+    def _meet(self, contribution: Contribution, notice: Notice, reduce: Callable[[Examined], None]) -> HeaderRows:
         """Buckets, then the header."""
         examined = Examined(wants_norm=self._clip_norm is not None)
         with batch_norm.explaining(self._norms, contribution.step):
@@ -350,7 +350,9 @@ class Synchronous:
             reduced_s=notice.reduced_s,
         )
 
-    def _find_factor(self, contribution: Contribution, rows: Rows, total_weight: float) -> tuple[float, float | None]:
+    def _find_factor(
+        self, contribution: Contribution, rows: HeaderRows, total_weight: float
+    ) -> tuple[float, float | None]:
         """What is left to multiply with: the weights' true sum, and clipping. The norm before that, if it is known."""
         factor = contribution.total / total_weight if rows.any(Flag.WEIGHTED) else 1.0
         norm = None
@@ -359,7 +361,7 @@ class Synchronous:
             factor *= clip_factor(norm, self._clip_norm)
         return factor, norm
 
-    def _used_by_anyone(self, contribution: Contribution, rows: Rows) -> Sequence[bool]:
+    def _used_by_anyone(self, contribution: Contribution, rows: HeaderRows) -> Sequence[bool]:
         """Which parameters got a gradient on any worker; a second round only if workers differ."""
         said = {row.used for row in rows}
         if said <= {0, _ALL_USED}:
@@ -370,21 +372,21 @@ class Synchronous:
         self._group.all_reduce(bitmap, "max")
         return [bool(bit) for bit in bitmap.tolist()]
 
-    def _reduce_buffers(self, contribution: Contribution, rows: Rows) -> Staged:
+    def _reduce_buffers(self, contribution: Contribution, rows: HeaderRows) -> StagedBuffers:
         said = {row.changed for row in rows}
         if self._group is None or said == {0}:
             return contribution.buffers
         fraction = contribution.samples / contribution.total
         return self._buffers.reduce(self._group, contribution.buffers, len(said) == 1, fraction)
 
-    def _find_nonfinite(self, contribution: Contribution, rows: Rows) -> tuple[tuple[tuple[int, str], ...], str]:
+    def _find_nonfinite(self, contribution: Contribution, rows: HeaderRows) -> tuple[tuple[tuple[int, str], ...], str]:
         """Every worker computes its share once more, now by itself, and says what it finds."""
         c = contribution
-        self._attempt(c.loss_fn, c.batch, c.samples, c.total, c.step, is_rehearsal=True)
+        self._attempt(c.loss_fn, c.batch, c.samples, c.total, c.step, is_dry_run=True)
         mine = (self._collected.first_nonfinite() or self._first_nonfinite_table() or "").encode()
         found = [mine] if self._group is None else exchange_text(self._group, mine)
         named = tuple((rank, text.decode()) for rank, text in enumerate(found) if text)
-        return named, judging.describe_nonfinite(contribution.step, named, rows)
+        return named, header_checks.describe_nonfinite(contribution.step, named, rows)
 
     def _first_nonfinite_table(self) -> str | None:
         return next((name for name, (_, rows) in self._row_gradients.items() if not is_finite(rows)), None)

@@ -15,7 +15,7 @@ class GradientViews:
 
     _views: Mapping[int, torch.Tensor]
 
-    def begin(self, num_pieces: int, *, is_rehearsal: bool) -> None:
+    def begin(self, num_pieces: int, *, is_dry_run: bool) -> None:
         pass
 
     def give_up(self) -> None:

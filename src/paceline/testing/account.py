@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
 
 _NUM_EVENTS = 60
 _NUM_LINES = 40  # of each log

@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.control import config as configs
-from paceline.control import ticket as tickets
-from paceline.control.config import Config
-from paceline.control.coordinator_events import Settings
-from paceline.control.ticket import Ticket
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.shell import config as configs
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.config import Config
+from paceline.control.shell.ticket import Ticket
 
 _START_S = 60.0
 
 
 @contextlib.contextmanager
-def coordinator(folder: Path, settings: Settings) -> Iterator[Ticket]:
+def coordinator(folder: Path, settings: RunSettings) -> Iterator[Ticket]:
     """That of a run in this folder; what its workers need to find it."""
     with (folder / "coordinator.log").open("wb") as log:
         process = configs.launch(Config.new(run=folder.name, folder=folder, settings=settings), stdout=log, stderr=log)

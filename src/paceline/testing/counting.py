@@ -28,9 +28,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from paceline.checkpoint import Contents
-from paceline.control.lease_set import LeaseSet
+from paceline.control.leases.lease_set import LeaseSet
 from paceline.nn import Embedding
-from paceline.server.layout import FEWEST_ELEMENTS, Layout, lay_out
+from paceline.server.layout import FEWEST_ELEMENTS, RangeLayout, lay_out
 from paceline.testing.learned import Learned
 
 _MOST = 4096  # updates that are told apart
@@ -120,12 +120,6 @@ class Counting(NamedTuple):
         counts = self.counts_of(state["counts"])
         return _differing("the model", counts, torch.full_like(counts, epochs))
 
-    def faults_of_rows(self, ids: torch.Tensor, rows: torch.Tensor, epochs: int) -> list[str]:
-        """The same of what `session.table` gives."""
-        found = torch.zeros(self.length, dtype=torch.int64)
-        found[ids] = self.counts_of(rows[:, 0])
-        return _differing("the table", found[None], torch.full((1, self.length), epochs))
-
     def faults_of_checkpoint(self, contents: Contents, *, leased: bool) -> list[str]:
         """Where weights, optimizer state and rows are not those of the samples that the checkpoint says it has: by its
         lease records, range by range, or by its cursor."""
@@ -162,7 +156,7 @@ class Counting(NamedTuple):
                 faults.append(f"range {number}: its optimizer has counted {found:g} updates, not {wanted}")
         return faults
 
-    def _expected_by_range(self, contents: Contents, layout: Layout, *, leased: bool) -> list[torch.Tensor]:
+    def _expected_by_range(self, contents: Contents, layout: RangeLayout, *, leased: bool) -> list[torch.Tensor]:
         """For each range, how many updates each weight of all copies should have."""
         if not leased:
             done = LeaseSet(contents.epoch, contents.position // self.batch)

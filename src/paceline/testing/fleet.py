@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.control.journal import JournalError
-from paceline.control.reader import MemberRow, RunReader
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import MemberRow, RunReader
 from paceline.testing.netlab import Host
 from paceline.watch.audit import Audit, audit
 
@@ -62,7 +62,7 @@ epochs = session.steps * BATCH // NUM
 """
 
 
-class Step(NamedTuple):
+class FleetStep(NamedTuple):
     """A step that a worker has committed: when (time.monotonic), which, and with how many workers."""
 
     at: float
@@ -161,14 +161,14 @@ class Fleet:
         found: list[MemberRow] = self.wait_for(ready, f"{number} workers at work")
         return found
 
-    def steps_of(self, pid: int) -> list[Step]:
+    def steps_of(self, pid: int) -> list[FleetStep]:
         """What a worker of the counting script has committed so far."""
         try:
             lines = (self.folder / f"steps-{pid}").read_text().splitlines(keepends=True)
         except FileNotFoundError:
             return []
         rows = [line.split() for line in lines if line.endswith("\n")]
-        return [Step(float(at), int(number), int(size)) for at, number, size in rows]
+        return [FleetStep(float(at), int(number), int(size)) for at, number, size in rows]
 
     def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
         deadline = time.monotonic() + timeout_s

@@ -35,15 +35,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from paceline.control import config as configs
-from paceline.control import ticket as tickets
-from paceline.control.client import AgentClient, command
-from paceline.control.config import Config
-from paceline.control.coordinator_events import Settings
-from paceline.control.journal import DATABASE
-from paceline.control.messages import AgentDirective, Vitals
-from paceline.control.reader import RunReader
-from paceline.control.ticket import Ticket
+from paceline.control.journal.journal import DATABASE
+from paceline.control.journal.reader import RunReader
+from paceline.control.machines.coordinator_events import RunSettings
+from paceline.control.messages.agents import AgentDirective, ProcessVitals
+from paceline.control.shell import config as configs
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.client import AgentClient, command
+from paceline.control.shell.config import Config
+from paceline.control.shell.ticket import Ticket
 from paceline.engine import folders
 from paceline.placement.placement import Placement
 from paceline.testing.account import account_of
@@ -82,16 +82,16 @@ class Child:
             code: int | None = self.process.exitcode
             return code
 
-    def look(self) -> Vitals:
+    def look(self) -> ProcessVitals:
         """What can be seen of its process."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            return Vitals("X", False)
+            return ProcessVitals("X", False)
         ticks, now = int(fields[11]) + int(fields[12]), time.monotonic()
         if ticks > self.ticks:
             self.ticks, self.busy_at = ticks, now
-        return Vitals(fields[0], now - self.busy_at < _BUSY_S)
+        return ProcessVitals(fields[0], now - self.busy_at < _BUSY_S)
 
     def send(self, number: signal.Signals) -> None:
         """A signal, if the process is still there."""
@@ -104,7 +104,7 @@ class Child:
         self.process.close()
 
 
-class Worker(Child):
+class RehearsalWorker(Child):
     def __init__(self, process: Any, pipe: Connection) -> None:
         super().__init__(process)
         self.pipe = pipe
@@ -124,7 +124,7 @@ class Rehearsal:
         *arguments: Any,
         workers: int,
         folder: Path,
-        settings: Settings | None = None,
+        settings: RunSettings | None = None,
         name: str = "rehearsal",
         prepare_server: Callable[[int], None] | None = None,
     ) -> None:
@@ -136,14 +136,14 @@ class Rehearsal:
         self._context = fork_context()
         self._identity = Identity()
         self._config = Config.new(
-            run=name, folder=folder, settings=settings or Settings(wanted=workers, fewest=1), port=0
+            run=name, folder=folder, settings=settings or RunSettings(wanted=workers, fewest=1), port=0
         )
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._exits: dict[int, str] = {}
         self._seen: tuple[object, ...] = ()
         self.exhausted = False  # whether no more workers will be added
-        self.workers: list[Worker] = []
+        self.workers: list[RehearsalWorker] = []
         self.servers: list[Child] = []
         if (folder / DATABASE).exists():
             folders.reopen(folder)
@@ -174,7 +174,7 @@ class Rehearsal:
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
-    def add(self) -> Worker:
+    def add(self) -> RehearsalWorker:
         """One more worker."""
         ours, theirs = self._context.Pipe()
         arguments = (theirs, msgspec.json.encode(self.ticket), self._function, self._arguments)
@@ -182,7 +182,7 @@ class Rehearsal:
         process = self._context.Process(target=_work, args=(*arguments, number, str(self._log_of(number))))
         process.start()
         theirs.close()
-        worker = Worker(process, ours)
+        worker = RehearsalWorker(process, ours)
         with self._lock:
             self.workers.append(worker)
         self._report()
@@ -314,16 +314,16 @@ class Rehearsal:
         self.wait_for(lambda: all(self._is_done(self.workers[number]) for number in chosen), timeout_s)
         return [self._result_of(self.workers[number]) for number in chosen]
 
-    def _is_done(self, worker: Worker) -> bool:
+    def _is_done(self, worker: RehearsalWorker) -> bool:
         with self._lock:
             self._collect(worker)
             return worker.exit_code is not None
 
-    def _result_of(self, worker: Worker) -> Any:
+    def _result_of(self, worker: RehearsalWorker) -> Any:
         self._collect(worker)
         return worker.result if worker.has_result else Died(worker.exit_code)
 
-    def _collect(self, worker: Worker) -> None:
+    def _collect(self, worker: RehearsalWorker) -> None:
         with contextlib.suppress(EOFError, OSError):
             while worker.pipe.poll():
                 kind, value = worker.pipe.recv()

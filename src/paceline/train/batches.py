@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 
 from paceline.balance import Shares
 from paceline.data.cursor import Cursor, batch_size, num_steps
-from paceline.data.loader import Loader, LoaderError, LoaderOptions
+from paceline.data.loader import Loader, LoaderOptions
 from paceline.data.order import Order, Orders
 from paceline.data.split import split, split_among_all
-from paceline.data.window import Work
+from paceline.data.window import BatchSpec
+from paceline.errors import LoaderError
 from paceline.train.sampling import Sampling
 
 
 class Batch(NamedTuple):
     """A part of a global batch, collated. `value` is None where it has no samples."""
 
-    work: Work
+    work: BatchSpec
     value: Any
     samples: int
     total: int
@@ -29,7 +30,7 @@ class Batch(NamedTuple):
         return self.work.tag[0]
 
 
-class Batches:
+class GlobalBatches:
     """`min_share` keeps workers from getting a single sample where the model cannot take one. Each batch is `among_all`
     where its workers need each other: no worker is without samples, or all but one are. `on_death` hears of every
     loader worker that died."""
@@ -58,7 +59,7 @@ class Batches:
         self._min_share = min_share
         self._among_all = among_all
         self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order)
-        self.sampling = Sampling(global_batch, self._orders.describe())
+        self.sampling = Sampling(global_batch, self._orders.describe(), self.length)
         self.num_steps = num_steps(self.length, global_batch)
         self._ahead: Batch | None = None  # the one that comes next, as it seemed
 
@@ -82,7 +83,7 @@ class Batches:
             self._ahead = None
         return self._ahead
 
-    def _kept(self, work: Work) -> Batch | None:
+    def _kept(self, work: BatchSpec) -> Batch | None:
         kept, self._ahead = self._ahead, None
         return kept if kept is not None and kept.work.same_as(work) else None
 
@@ -93,7 +94,7 @@ class Batches:
         if (kept := self._kept(work)) is not None:
             return kept
 
-        def following(ahead: int) -> Work | None:
+        def following(ahead: int) -> BatchSpec | None:
             position = cursor.position + ahead * self.global_batch
             if position < self.length:
                 return self._work(shares, rank, Cursor(cursor.epoch, position))
@@ -110,7 +111,9 @@ class Batches:
         """The global batch at the cursor, for one worker alone; which one comes next is not known."""
         total = self.total(cursor)
         indices = self._orders.slice(cursor.epoch, cursor.position, cursor.position + total)
-        work = Work((0, cursor.epoch * self.num_steps + cursor.position // self.global_batch), cursor.epoch, indices)
+        work = BatchSpec(
+            (0, cursor.epoch * self.num_steps + cursor.position // self.global_batch), cursor.epoch, indices
+        )
         if (kept := self._kept(work)) is not None:
             return kept
         return Batch(work, self._loader.fetch(work, lambda _: None), total, total)
@@ -118,13 +121,13 @@ class Batches:
     def total(self, cursor: Cursor) -> int:
         return batch_size(cursor.position, self.global_batch, self.length)
 
-    def _work(self, shares: Shares, rank: int, cursor: Cursor) -> Work | None:
+    def _work(self, shares: Shares, rank: int, cursor: Cursor) -> BatchSpec | None:
         total = self.total(cursor)
         parts = split_among_all(total, shares.parts) if self._among_all else split(total, shares.parts, self._min_share)
         part = parts[rank]
         indices = self._orders.slice(cursor.epoch, cursor.position + part.start, cursor.position + part.stop)
         # Tagged by position, not by operation: how many operations lie between two steps is the user's affair.
-        return Work(
+        return BatchSpec(
             (shares.generation, cursor.epoch * self.num_steps + cursor.position // self.global_batch),
             cursor.epoch,
             indices,
@@ -136,11 +139,11 @@ class Batches:
         part = split(self.length, shares.parts)[rank]
         starts = range(part.start, part.stop, self.global_batch)
 
-        def work(number: int) -> Work | None:
+        def work(number: int) -> BatchSpec | None:
             if number >= len(starts):
                 return None
             stop = min(starts[number] + self.global_batch, part.stop)
-            return Work((shares.generation, number), 0, self._orders.slice(0, starts[number], stop))
+            return BatchSpec((shares.generation, number), 0, self._orders.slice(0, starts[number], stop))
 
         for number in range(len(starts)):
             wanted = work(number)
@@ -162,15 +165,15 @@ class ValidationData:
         self._seed = seed
         self._options = options
         self._on_death = on_death
-        self._known: dict[int, tuple[Any, Batches]] = {}  # holds the data, so that its id stays its own
+        self._known: dict[int, tuple[Any, GlobalBatches]] = {}  # holds the data, so that its id stays its own
 
-    def parts_of(self, data: Any, size: int) -> Batches:
+    def parts_of(self, data: Any, size: int) -> GlobalBatches:
         """The parts of this data in global batches of this size, or of all of it if it has fewer samples."""
         known = self._known.pop(id(data), None)
         if known is None or known[1].global_batch != min(size, len(data)):
             if known is not None:
                 known[1].close()
-            parts = Batches(
+            parts = GlobalBatches(
                 data,
                 global_batch=min(size, len(data)),
                 seed=self._seed,
@@ -191,5 +194,5 @@ class ValidationData:
             parts.close()
 
 
-def _ahead(work: Callable[[int], Work | None], number: int, ahead: int) -> Work | None:
+def _ahead(work: Callable[[int], BatchSpec | None], number: int, ahead: int) -> BatchSpec | None:
     return work(number + ahead)

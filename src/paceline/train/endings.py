@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from paceline.engine.base import HALTED
-from paceline.errors import Mismatch
-from paceline.strategy import Disagreement
-from paceline.train.errors import EndedAlone
+from paceline.control.exit_codes import HALTED
+from paceline.errors import Disagreement, EndedAlone, Mismatch
 
 TOGETHER_S = 0.3  # signals that come in this time are one: `timeout` sends each twice
 

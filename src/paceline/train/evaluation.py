@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from paceline.collective import Group
-from paceline.strategy.calling import spread
+from paceline.strategy.loss_calls import spread
 from paceline.wire.decoding import decode
 
 Validate = Callable[..., Mapping[str, Any]]

@@ -72,8 +72,8 @@ def fit(task: Task) -> Fitted:
     """Train; returns when all workers have come to the end."""
     options = task.options
     loss_fn = functools.partial(task.loss, task.model)
-    if options.warm_up:
-        warm_up(task.model, loss_fn, task.data, options.loader, samples=options.warm_up)
+    if task.warm_up:
+        warm_up(task.model, loss_fn, task.data, options.loader, samples=task.warm_up)
     schedules = _make_schedules(task)
     checkpoints = task.checkpoints
     if task.validation is not None:
@@ -84,17 +84,8 @@ def fit(task: Task) -> Fitted:
         *schedules,
         data=task.data,
         global_batch=task.global_batch,
-        seed=options.seed,
-        shuffle=options.shuffle,
-        order=options.order,
-        loader=options.loader,
-        micro_batch=options.micro_batch,
-        clip_norm=options.clip_norm,
-        nonfinite=options.nonfinite,
         checkpoints=checkpoints,
-        strategy=options.strategy,
-        consistency=options.consistency,
-        batch_norm=options.batch_norm,
+        **vars(options),
     )
     training = _Training(task, session, schedules)
     try:

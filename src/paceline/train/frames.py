@@ -30,6 +30,7 @@ logger = logging.getLogger("paceline.train")
 _REFUSALS = (ValueError, TypeError, RuntimeError)
 _OURS = os.path.join(os.path.dirname(os.path.abspath(paceline.__file__)), "")
 _SCRIPTS = os.path.join(_OURS, "testing", "")  # trainings of our own are scripts too
+_GENERATED = "<string>"  # what dataclasses write
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 
 Given = ParamSpec("Given")
@@ -96,6 +97,8 @@ def _is_raising(entry: TracebackType) -> bool:
 
 
 def _is_ours(entry: TracebackType) -> bool:
+    if entry.tb_frame.f_code.co_filename == _GENERATED:
+        return str(entry.tb_frame.f_globals.get("__name__", "")).startswith("paceline.")
     return _is_in(entry, _OURS) and not _is_in(entry, _SCRIPTS)
 
 

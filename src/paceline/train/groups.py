@@ -16,8 +16,8 @@ from paceline.collective.choice import ModelShelf
 from paceline.collective.forming import Cancellation
 from paceline.collective.group import hosts_of
 from paceline.collective.spare import SpareMemory
-from paceline.control.member_events import Broke, Event, Formed, Unformed
-from paceline.control.messages import Plan, Start
+from paceline.control.machines.member_events import Event, GroupBroke, GroupFormed, GroupNotFormed
+from paceline.control.messages.plan import Plan, PlanStart
 from paceline.errors import DeadlineExceeded, PacelineError, PeerLost
 from paceline.wire.endpoint import Endpoint
 
@@ -43,14 +43,14 @@ class Groups:
         self._in_use = 0
         self._models = ModelShelf()
         self._threads: list[threading.Thread] = []
-        self._undertaker: threading.Thread | None = None
+        self._closer: threading.Thread | None = None
         self._closed = False
         self._spare = SpareMemory()
 
     def form(self, plan: Plan) -> None:
         """Form the group of a plan in the background. A member alone needs none."""
         if len(plan.seats) == 1:
-            self._post(Formed(plan.generation))
+            self._post(GroupFormed(plan.generation))
             return
         cancellation = Cancellation()
         with self._changed:
@@ -80,14 +80,14 @@ class Groups:
                 cancellation=cancellation,
                 reserve_bytes=self.reserve_bytes,
                 # Nobody waits for a group that is switched to: it is formed beside the work.
-                memory=self._spare.take() if plan.start is Start.RECOVER else None,
+                memory=self._spare.take() if plan.start is PlanStart.RECOVER else None,
             )
         except Exception as error:
             if not isinstance(error, PacelineError):
                 logger.exception("the group of generation %d could not be formed", plan.generation)
             with self._changed:
                 self._forming.pop(plan.generation, None)
-            self._post(Unformed(plan.generation, *blamed(error)))
+            self._post(GroupNotFormed(plan.generation, *blamed(error)))
             return
         with self._changed:
             is_wanted = self._forming.pop(plan.generation, None) is not None and not self._closed
@@ -96,8 +96,8 @@ class Groups:
                 self._models.put(group.model)
         if is_wanted:
             # Also in the middle of a computation, and however long it takes.
-            group.on_death = lambda member: self._post(Broke(plan.generation, (member,), died=True))
-            self._post(Formed(plan.generation))
+            group.on_death = lambda member: self._post(GroupBroke(plan.generation, (member,), died=True))
+            self._post(GroupFormed(plan.generation))
             self._spare.prepare(self.reserve_bytes)
         else:
             group.close()
@@ -124,9 +124,9 @@ class Groups:
                 (generation, self._formed.pop(generation)) for generation in list(self._formed) if generation < below
             ]
             self._retired += over
-            if over and self._undertaker is None:
-                self._undertaker = threading.Thread(target=self._bury, name="paceline-groups", daemon=True)
-                self._undertaker.start()
+            if over and self._closer is None:
+                self._closer = threading.Thread(target=self._bury, name="paceline-groups", daemon=True)
+                self._closer.start()
             self._changed.notify_all()
         if cancelled:
             threading.Thread(target=_cancel_all, args=(cancelled,), name="paceline-cancel", daemon=True).start()
@@ -157,7 +157,7 @@ class Groups:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            threads = [*self._threads, *([self._undertaker] if self._undertaker else [])]
+            threads = [*self._threads, *([self._closer] if self._closer else [])]
         for thread in threads:
             thread.join(FORMING_S)
         self._spare.close()

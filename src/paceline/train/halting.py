@@ -29,14 +29,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.checkpoint import Contents, files
-from paceline.control.lost_head import Move, Sight, decide, has_seat_on
-from paceline.control.member_events import Broke, Stop
-from paceline.control.ticket import Ticket
+from paceline.control.machines.lost_head import OrphanMove, Sight, decide, has_seat_on
+from paceline.control.machines.member_events import GroupBroke, StopRun
+from paceline.control.shell.ticket import Ticket
 from paceline.custody import names
 from paceline.custody.partial import sweep
-from paceline.custody.shelf import Rules, Shelf
-from paceline.errors import PacelineError
-from paceline.train.errors import Orphaned
+from paceline.custody.shelf import RetentionRules, Shelf
+from paceline.errors import Orphaned, PacelineError
 from paceline.wire.descriptors import Fd, creating
 
 if TYPE_CHECKING:
@@ -112,16 +111,16 @@ class Halting:
             is_asked=self._is_asked,
         )
 
-    def _act(self, move: Move) -> None:
+    def _act(self, move: OrphanMove) -> None:
         assert self._joined is not None
         client = self._joined.client
         plan = client.look(lambda machine: machine.plan)
-        if move is Move.STOP and not client.look(lambda machine: machine.stop_asked):
+        if move is OrphanMove.STOP and not client.look(lambda machine: machine.stop_asked):
             logger.warning("the coordinator is not heard of any more: the run ends at the next clean point")
-            client.post(Stop())
-        elif move is Move.BREAK and plan is not None:
+            client.post(StopRun())
+        elif move is OrphanMove.BREAK and plan is not None:
             logger.warning("the coordinator is not heard of any more, and this group does not get on: it is given up")
-            client.post(Broke(plan.generation))
+            client.post(GroupBroke(plan.generation))
 
     def halt(self, orphaned: Orphaned, leave_behind: Callable[[], Path | None]) -> None:
         """Leave what this worker holds on its host, and say where."""
@@ -161,7 +160,7 @@ def patience_of(ticket: Ticket | None) -> float:
     return PATIENCE_S if ticket is not None and ticket.guest else OWN_PATIENCE_S
 
 
-def write_held(folder: Path, contents: Contents, rules: Rules) -> Path:
+def write_held(folder: Path, contents: Contents, rules: RetentionRules) -> Path:
     """Write what a worker holds, unless another one of this host has written as much; where it is. `CheckpointError` or
     `OSError` where that cannot be done."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.control.member_events import Kind
-from paceline.strategy import Disagreement, Flag, Notice
-from paceline.strategy.header import Row, Rows, exchange, exchange_text
+from paceline.control.machines.member_events import OperationKind
+from paceline.errors import Disagreement
+from paceline.strategy import Flag, Notice
+from paceline.strategy.header import HeaderRows, Row, exchange, exchange_text
 from paceline.train.joining import Joined
-from paceline.train.membership import ALIKE, Outcome, Place
+from paceline.train.membership import ALIKE, Attempt, Place
 
-_KINDS = list(Kind)
+_KINDS = list(OperationKind)
 _KIND_BIT = 8  # in the flags of a header, of which the session owns those below 16
 
 
@@ -30,18 +31,18 @@ class Headers:
         flags = (int(Flag.STOP) if asked else 0) | _KINDS.index(place.kind) << _KIND_BIT
         return Notice(place.operation, joined.membership.offer(), flags)
 
-    def exchange(self, place: Place, weight: float = 0.0) -> Rows:
+    def exchange(self, place: Place, weight: float = 0.0) -> HeaderRows:
         """Everybody's header, of an operation that has nothing else to exchange but a number."""
         notice = self.notice(place)
         return exchange(place.group, Row(notice.operation, notice.held, notice.flags, weight=weight))
 
-    def outcome(self, place: Place, rows: Rows, commit: Callable[[], Any]) -> Outcome:
+    def outcome(self, place: Place, rows: HeaderRows, commit: Callable[[], Any]) -> Attempt:
         kinds = [_KINDS[row.flags >> _KIND_BIT & 7].value for row in rows]
         if len(set(kinds)) > 1:  # the headers of some kinds look alike
             each = ", ".join(f"{kind} on {rows.name_of(rank)}" for rank, kind in enumerate(kinds))
             raise Disagreement(f"{place} is {each}; {ALIKE}")
         self.stopping_agreed = rows.any(Flag.STOP)
-        return Outcome(tuple(row.held for row in rows), self.stopping_agreed, commit)
+        return Attempt(tuple(row.held for row in rows), self.stopping_agreed, commit)
 
 
 def all_texts(place: Place, text: bytes) -> list[bytes]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +15,11 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.control import ticket as tickets
-from paceline.control.client import MemberClient, way_to_custody
-from paceline.control.member import Member
-from paceline.control.messages import Introduction
-from paceline.control.ticket import Ticket
+from paceline.control.machines.member import Member
+from paceline.control.messages.members import Introduction
+from paceline.control.shell import ticket as tickets
+from paceline.control.shell.client import MemberClient, way_to_custody
+from paceline.control.shell.ticket import Ticket
 from paceline.custody import names
 from paceline.custody.depot import Depot
 from paceline.engine.speeds import PROBE_VARIABLE
@@ -82,6 +84,12 @@ def occupy(ticket: Ticket | None) -> None:
     _unused = None
     if ticket is not None:
         _joined_run = ticket.run
+
+
+def training_of(ticket: Ticket | None) -> str:
+    """An id of this training: the same for all workers of a run, and for those that it starts again."""
+    secret = ticket.secret if ticket is not None else secrets.token_bytes(32)
+    return hashlib.sha256(b"paceline training " + secret).hexdigest()[:32]
 
 
 def depot_of(ticket: Ticket | None, identity: Identity) -> Depot | None:

@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 
 from paceline.checkpoint import Contents
-from paceline.control.lease_set import LeaseSet, lease_set
-from paceline.control.messages import NOTHING
-from paceline.control.progress import ProgressKeeper, StepRow, Unrecorded
+from paceline.control.leases.lease_set import LeaseSet, lease_set
+from paceline.control.messages.plan import NOTHING
+from paceline.control.messages.progress import ProgressKeeper, StepRow, Unrecorded
 from paceline.data.cursor import Cursor
+from paceline.errors import Orphaned
 from paceline.train import saving
 from paceline.train.book import Book
-from paceline.train.errors import Orphaned
 from paceline.train.membership import Place
 from paceline.train.sampling import SAMPLING, Sampling, misfit
 from paceline.train.saving import Saver
@@ -78,6 +78,7 @@ class TrainingLedger:
     def look_for_start(self) -> int:
         """The operation of the newest checkpoint; `NOTHING` if there is none. The first look reads it and holds it
         ready, if it is on this machine; later ones, of a worker that waits, go by its name."""
+        self.saver.claim()
         if not self._resumes:
             return NOTHING
         if not self._has_looked and self.saver.is_near:
@@ -116,7 +117,6 @@ class TrainingLedger:
             kept,
             self._sampling,
             position=start.position,
-            length=self._length,
             leases=list(start.state.get("leases", {}).values()),
             is_leased=self._leased,
         )

@@ -21,40 +21,50 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from paceline.collective import Group
-from paceline.control.member import Member
-from paceline.control.member_events import (
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import (
     Action,
-    Adopt,
-    Apply,
+    AdoptPlacement,
+    ApplyOperation,
     Begin,
-    Broke,
     Caught,
-    Done,
+    DoOperation,
     Drop,
     Event,
     Exit,
-    Form,
-    Found,
+    FormGroup,
+    FoundRun,
     Give,
-    Kind,
+    GroupBroke,
     Looked,
+    OperationDone,
+    OperationKind,
     Reach,
-    Staged,
+    StateStaged,
     Surveyed,
-    Swap,
+    SwapState,
     Take,
-    Work,
 )
-from paceline.control.messages import Phase, Plan, Start, Verdict
-from paceline.control.progress import ProgressKeeper
-from paceline.errors import GroupError, Mismatch, PacelineError, ProtocolError, WireError
+from paceline.control.messages.members import Verdict
+from paceline.control.messages.plan import Phase, Plan, PlanStart
+from paceline.control.messages.progress import ProgressKeeper
+from paceline.errors import (
+    Evicted,
+    GroupError,
+    Mismatch,
+    Orphaned,
+    PacelineError,
+    ProtocolError,
+    Refused,
+    RunFailed,
+    WireError,
+)
 from paceline.placement.placement import Placement
 from paceline.train import transfer
-from paceline.train.errors import Evicted, Orphaned, Refused, RunFailed
 from paceline.train.groups import Groups, blamed
 from paceline.train.halting import OWN_PATIENCE_S
 from paceline.train.staging import Staging
-from paceline.train.watchdog import Standing
+from paceline.train.watchdog import WorkerActivity
 from paceline.wire.reachable import unreachable
 
 logger = logging.getLogger("paceline.train")
@@ -117,7 +127,7 @@ class Place(NamedTuple):
     rank: int
     group: Group | None
     operation: int
-    kind: Kind
+    kind: OperationKind
 
     @property
     def size(self) -> int:
@@ -127,7 +137,7 @@ class Place(NamedTuple):
         return f"operation {self.operation} (here {self.kind.value}, generation {self.plan.generation})"
 
 
-class Outcome(NamedTuple):
+class Attempt(NamedTuple):
     """What an attempt came to: the header's rows as the machine needs them, and what to do when it counts."""
 
     held: tuple[int, ...]
@@ -169,19 +179,21 @@ class Membership:
 
     def act(self, action: Action) -> None:
         """What the machine wants done; from any thread."""
-        if isinstance(action, Form):
+        if isinstance(action, FormGroup):
             self._groups.form(action.plan)
             self._queue.put(action)
         elif isinstance(action, Drop):
             self._groups.drop(action.below)
-        elif isinstance(action, Adopt):
+        elif isinstance(action, AdoptPlacement):
             self.on_placement(action.placement)
         elif isinstance(action, Reach):
             threading.Thread(target=self._reach, args=(action,), name="paceline-survey", daemon=True).start()
         elif isinstance(action, Exit):
             self._told = action
             self._queue.put(action)
-        elif not isinstance(action, Apply):  # what was applied is read from the machine by who posted the event
+        elif not isinstance(
+            action, ApplyOperation
+        ):  # what was applied is read from the machine by who posted the event
             self._queue.put(action)
 
     def _reach(self, action: Reach) -> None:
@@ -205,13 +217,15 @@ class Membership:
     def offer(self) -> int:
         return self._client.look(Member.offer)
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> WorkerActivity | None:
         """What the training thread is at, for the watchdog."""
         place = self._place
         if place is None:
             return None
         what = f"operation {place.operation} ({place.kind.value}) of generation {place.plan.generation}"
-        return Standing(f"worker {self._machine.name}, rank {place.rank} of {place.size}, is in {what}", self._since)
+        return WorkerActivity(
+            f"worker {self._machine.name}, rank {place.rank} of {place.size}, is in {what}", self._since
+        )
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -234,7 +248,7 @@ class Membership:
             pass
 
     def operate(
-        self, kind: Kind, attempt: Callable[[Place], Outcome], prepare: Callable[[Plan], None] | None = None
+        self, kind: OperationKind, attempt: Callable[[Place], Attempt], prepare: Callable[[Plan], None] | None = None
     ) -> Any:
         """Do an operation until it counts. Where it has to be tried again, `prepare` is called while the group of the
         next plan forms."""
@@ -243,14 +257,14 @@ class Membership:
             action = self._next_action(_LOOK_S)
             if isinstance(action, _Caught):
                 return action.outcome
-            if isinstance(action, Form) and prepare is not None and self._is_next_in(action.plan):
+            if isinstance(action, FormGroup) and prepare is not None and self._is_next_in(action.plan):
                 prepare(action.plan)
-            if not isinstance(action, Work):
+            if not isinstance(action, DoOperation):
                 continue
             outcome = self._try(action, attempt)
             if outcome is None:
                 continue
-            event = Done(action.plan.generation, action.operation, outcome.held, outcome.stopping)
+            event = OperationDone(action.plan.generation, action.operation, outcome.held, outcome.stopping)
             self._client.post(event)
             if self._client.look(lambda machine: machine.applied) == action.operation:
                 return outcome.commit()
@@ -259,11 +273,11 @@ class Membership:
         """Whether this member will go on in a plan where it stands."""
 
         def question(machine: Member) -> bool:
-            return plan.start is Start.RECOVER and machine.plan is plan and machine.applied == plan.base
+            return plan.start is PlanStart.RECOVER and machine.plan is plan and machine.applied == plan.base
 
         return self._client.look(question)
 
-    def _try(self, work: Work, attempt: Callable[[Place], Outcome]) -> Outcome | None:
+    def _try(self, work: DoOperation, attempt: Callable[[Place], Attempt]) -> Attempt | None:
         plan = work.plan
         if self._client.look(lambda machine: machine.plan) is not plan:
             return None
@@ -283,7 +297,7 @@ class Membership:
             raise Mismatch(f"{self._place} does not fit what another worker does; {ALIKE} ({error})") from error
         except (GroupError, WireError) as error:
             logger.debug("operation %d in generation %d: %s", work.operation, plan.generation, error)
-            self._client.post(Broke(plan.generation, *blamed(error)))
+            self._client.post(GroupBroke(plan.generation, *blamed(error)))
             return None
         finally:
             self._place = None
@@ -298,7 +312,7 @@ class Membership:
         except queue.Empty:
             self._look_after()
             return None
-        if isinstance(action, Found):
+        if isinstance(action, FoundRun):
             self._staging.release()
             self._ledger.found(action.base)
             self._has_state = True
@@ -306,7 +320,7 @@ class Membership:
             self._give(action)
         elif isinstance(action, Take):
             return self._take(action)
-        elif isinstance(action, Swap):
+        elif isinstance(action, SwapState):
             self._ledger.swap(self._gift)
             self._gift = None
             self._has_state = True
@@ -370,12 +384,12 @@ class Membership:
             # The end of the group is told by who sees the cause; what arrived as it should not is seen here only.
             level = logging.WARNING if isinstance(error, ProtocolError) else logging.DEBUG
             logger.log(level, "the state that generation %d begins with: %s", plan.generation, error)
-            self._client.post(Broke(plan.generation, *blamed(error)))
+            self._client.post(GroupBroke(plan.generation, *blamed(error)))
             return None
         finally:
             self._groups.leave()
         if action.whole:
-            self._client.post(Staged(plan.generation, self._gift["applied"]))
+            self._client.post(StateStaged(plan.generation, self._gift["applied"]))
             return None
         gift, self._gift = self._gift, None
         operation = plan.base
@@ -420,7 +434,7 @@ class Released(PacelineError):
 class _Packed:
     """State on its way, in the generation and as much of it as `key` says."""
 
-    def __init__(self, key: tuple[int, bool], parcel: transfer.Parcel) -> None:
+    def __init__(self, key: tuple[int, bool], parcel: transfer.StateParcel) -> None:
         self.key = key
         self.parcel = parcel
 

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.checkpoint import CheckpointError, Contents, CorruptCheckpoint, Keeper
-from paceline.checkpoint.pending import Pending, Stage
-from paceline.control.messages import NOTHING
+from paceline.checkpoint import CheckpointWriter, Contents
+from paceline.checkpoint.pending import Pending, SaveStage
+from paceline.control.messages.plan import NOTHING
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
 from paceline.custody.names import path_of
-from paceline.custody.shelf import Rules
-from paceline.train.errors import Evicted
+from paceline.custody.shelf import RetentionRules
+from paceline.errors import CheckpointError, CorruptCheckpoint, Evicted
+from paceline.train.folder_claim import FolderClaim
 from paceline.train.halting import write_held
 from paceline.train.sampling import SAMPLING
-from paceline.train.sources import Source, choose
+from paceline.train.sources import CheckpointSource, choose
 
 logger = logging.getLogger("paceline.train")
 
@@ -48,7 +49,7 @@ class Checkpoints:
             raise ValueError(f"every_s={self.every_s}: give seconds, or None")
         if self.every_steps is not None and self.every_steps < 1:
             raise ValueError(f"every_steps={self.every_steps}: give 1 or more, or None")
-        Rules(self.keep_last, self.keep_best, self.mode).check()
+        RetentionRules(self.keep_last, self.keep_best, self.mode).check()
 
 
 class Saver:
@@ -62,16 +63,19 @@ class Saver:
         *,
         own: Path | None = None,
         depot: Depot | None = None,
+        claim: FolderClaim | None = None,
     ) -> None:
-        """`own` is the folder of the run on this machine, `depot` the way to the run's host where that is another."""
+        """`own` is the folder of the run on this machine, `depot` the way to the run's host where that is another.
+        `claim` is for a folder that the script has named."""
         self._settings = settings
         self._folder = folder
         self._on_event = on_event
         self._own = own
         self._depot = depot
+        self._claim = claim
         self.is_orphaned: Callable[[], bool] = lambda: False  # whether the run's host is taken for lost
         self.is_quiet: Callable[[], bool] = lambda: False  # whether it has not been heard of for a moment
-        self._keeper: Keeper | None = None
+        self._keeper: CheckpointWriter | None = None
         self._last: Pending | None = None
         self._last_time = time.monotonic()
         self.last_operation = NOTHING
@@ -86,9 +90,18 @@ class Saver:
         return self._folder is not None
 
     @functools.cached_property
-    def _source(self) -> Source:
+    def _source(self) -> CheckpointSource:
         assert self._folder is not None
-        return choose(self._folder, self._own, self._depot, is_given=self._settings.folder is not None)
+        source = choose(self._folder, self._own, self._depot, is_given=self._settings.folder is not None)
+        if not source.is_near:
+            self._claim = None  # they go into the folder of the run
+        elif self._claim is not None:
+            self._claim.take()
+        return source
+
+    def claim(self) -> None:
+        """`CheckpointError` if the folder that the script has named holds checkpoints of another training."""
+        _ = self._source if self._folder is not None else None
 
     def newest(self) -> Contents | None:
         """The newest checkpoint that is intact; bad ones that are newer are reported and put aside."""
@@ -163,7 +176,7 @@ class Saver:
             return
         if self._keeper is None:
             settings = self._settings
-            self._keeper = Keeper(
+            self._keeper = CheckpointWriter(
                 self._folder,
                 keep_last=settings.keep_last,
                 keep_best=settings.keep_best,
@@ -171,6 +184,8 @@ class Saver:
                 on_event=self._on_event,
                 make_store=self._source.store,
             )
+        if self._claim is not None:
+            self._claim.check()
         self._last_time = time.monotonic()
         if wait or score is not None:
             self._wait_until_free(self._keeper, is_last=wait)
@@ -183,7 +198,7 @@ class Saver:
             if wait:
                 self._wait(pending.wait_written)
 
-    def _wait_until_free(self, keeper: Keeper, *, is_last: bool) -> None:
+    def _wait_until_free(self, keeper: CheckpointWriter, *, is_last: bool) -> None:
         """Training must not stand still because the run's host does."""
         ends_at = time.monotonic() + TAKING_S
         while not keeper.wait_free(_SLICE_S) and time.monotonic() < ends_at and not self._is_in_vain():
@@ -195,7 +210,7 @@ class Saver:
         folder = self._own or self._folder
         assert folder is not None
         settings = self._settings
-        return write_held(folder, contents, Rules(settings.keep_last, settings.keep_best, settings.mode))
+        return write_held(folder, contents, RetentionRules(settings.keep_last, settings.keep_best, settings.mode))
 
     def settle(self, operation: int) -> None:
         if self._keeper is not None:
@@ -238,7 +253,7 @@ class Saver:
         """Why the state of the end is in no checkpoint, in words; empty if it is in one. Asked after `close`, which may
         still have published it."""
         last = self._last if self._last is not None and self._last.operation == self._owed else None
-        if self._owed == NOTHING or self._is_in_vain() or (last is not None and last.stage is Stage.PUBLISHED):
+        if self._owed == NOTHING or self._is_in_vain() or (last is not None and last.stage is SaveStage.PUBLISHED):
             return ""
         why = "the one before it is still being written" if last is None else last.error or "the disk does not answer"
         newest = self.newest_name() if self.is_near else NOTHING

@@ -30,50 +30,50 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import torch
 from torch import nn
 
 from paceline.balance.minimum import ANY, WITH_STATISTICS
-from paceline.control import losses
-from paceline.control.client import MemberClient
-from paceline.control.member_events import Fail, Kind, Leave, Ready
-from paceline.control.messages import Phase, Plan
+from paceline.control.exit_codes import HALTED, START_AGAIN
+from paceline.control.machines.member_events import Fail, Leave, MemberReady, OperationKind
+from paceline.control.messages import losses
+from paceline.control.messages.plan import Phase, Plan
+from paceline.control.shell.client import MemberClient
 from paceline.custody.moving import Unreached
 from paceline.data.cursor import Cursor, is_finished, next_epoch
 from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
-from paceline.engine.base import HALTED, START_AGAIN
+from paceline.errors import Evicted, Orphaned
 from paceline.nn.embedding import Table
 from paceline.server.client import GroupClient
 from paceline.strategy import Synchronous
 from paceline.strategy.batch_norm import BatchNormName
-from paceline.strategy.served import Served
+from paceline.strategy.options import NonFinite, SessionOptions, StrategyName
+from paceline.strategy.served import ServerAggregation
 from paceline.train import joining, saving
-from paceline.train.batches import Batches, ValidationData
+from paceline.train.batches import GlobalBatches, ValidationData
 from paceline.train.book import Mode
-from paceline.train.consistency import check_batch_norm
-from paceline.train.consistency import parse as parse_consistency
 from paceline.train.endings import Endings
-from paceline.train.errors import Evicted, Orphaned
 from paceline.train.evaluation import Validate
+from paceline.train.evaluator import Evaluator
+from paceline.train.folder_claim import FolderClaim
 from paceline.train.frames import boundary, boundary_of_loop
 from paceline.train.halting import Halting
 from paceline.train.headers import Headers
-from paceline.train.judging import Judging
-from paceline.train.leases import End, Leases
-from paceline.train.leasing import LeaseLoop, Taken
+from paceline.train.lease_queue import LeaseEnd, LeaseQueue
 from paceline.train.ledger import END, TrainingLedger
-from paceline.train.membership import Outcome, Place, Released
-from paceline.train.remarks import REMARKS
+from paceline.train.loops.leases import LeaseLoop, Taken
+from paceline.train.loops.steps import StepLoop
+from paceline.train.membership import Attempt, Place, Released
+from paceline.train.run_log import RUN_LOG
 from paceline.train.saving import Checkpoints, Saver
 from paceline.train.schedules import Schedules
 from paceline.train.sharing import Sharing
-from paceline.train.stepping import StepLoop
-from paceline.train.strategies import StrategyName, aggregate_for
+from paceline.train.strategies import aggregate_for
 from paceline.train.training_state import Stateful, TrainingState
 from paceline.wire.identity import Identity
 
@@ -98,37 +98,40 @@ class Session:
         loader: LoaderOptions = LoaderOptions(),
         micro_batch: int | None = None,
         clip_norm: float | None = None,
-        nonfinite: Literal["stop", "skip"] = "stop",
+        nonfinite: NonFinite = "stop",
         checkpoints: Checkpoints = Checkpoints(),
         strategy: StrategyName = "allreduce",
         consistency: str = "sync",
         batch_norm: BatchNormName = "local",
     ) -> None:
-        _check_kinds(seed, order, loader, micro_batch, checkpoints, consistency)
+        options = SessionOptions(
+            seed=seed,
+            shuffle=shuffle,
+            order=order,
+            loader=loader,
+            micro_batch=micro_batch,
+            clip_norm=clip_norm,
+            nonfinite=nonfinite,
+            strategy=strategy,
+            consistency=consistency,
+            batch_norm=batch_norm,
+        )
+        if not isinstance(checkpoints, Checkpoints):
+            raise TypeError(f"checkpoints={checkpoints!r}: give a Checkpoints")
         optimizers, others = _told_apart(stateful)
         self._model = model
+        self._options = options
         self._ticket = joining.find_ticket()
+        is_alone = self._ticket is None
         self._strategy = Synchronous(
             model,
             optimizers,
-            seed=seed,
-            clip_norm=clip_norm,
-            micro_batch=micro_batch,
-            nonfinite=nonfinite,
+            options,
             check=self._check,
-            aggregate=aggregate_for(
-                strategy,
-                optimizers,
-                self._tell,
-                self._recall,
-                self._is_loader,
-                is_alone=self._ticket is None,
-                overlaps=batch_norm == "local",
-            ),
-            norm=batch_norm,
+            aggregate=aggregate_for(options, optimizers, self._tell, self._recall, self._is_loader, is_alone=is_alone),
         )
         minimum = WITH_STATISTICS if self._strategy.needs_two_samples() else ANY
-        self._batches = Batches(
+        self._batches = GlobalBatches(
             data,
             global_batch=global_batch,
             seed=seed,
@@ -151,9 +154,7 @@ class Session:
             "batch_norm": batch_norm,
             "the tables": str([msgspec.to_builtins(spec) for spec in self._strategy.sparse.specs]),
         }
-        self._nonfinite = nonfinite
-        self._consistency = parse_consistency(consistency, strategy)
-        check_batch_norm(batch_norm, self._consistency)
+        self._consistency = options.mode
         if self._consistency.is_leased and self._strategy.has_batch_statistics():
             raise ValueError(
                 f"consistency={consistency!r} with batch normalisation: each worker would have running statistics of "
@@ -166,7 +167,10 @@ class Session:
         own = joining.folder_of(self._ticket)
         folder = Path(checkpoints.folder) if checkpoints.folder is not None else own
         depot = joining.depot_of(self._ticket, self._identity)
-        self._saver = Saver(checkpoints, folder, self._tell, own=own, depot=depot)
+        resumes = checkpoints.resume or (self._ticket is not None and self._ticket.resumed)
+        whose = joining.training_of(self._ticket)
+        claim = FolderClaim(folder, whose, resumes=resumes) if folder is not None and folder != own else None
+        self._saver = Saver(checkpoints, folder, self._tell, own=own, depot=depot, claim=claim)
         training = TrainingState(model, optimizers, others, self._strategy.aggregation)
         self._ledger = TrainingLedger(
             *(training, self._saver, self._batches.length, self._tell),
@@ -175,7 +179,7 @@ class Session:
             resumes=checkpoints.resume or self._ticket is not None,
         )
         self._joined: joining.Joined | None = None
-        self._untold: list[tuple[str, str]] = []  # remarks from before that
+        self._untold: list[tuple[str, str]] = []  # lines of the log from before that
         self._servers: GroupClient | None = None
         self._endings = Endings(self)
         self.halting = Halting(self._ticket)
@@ -186,7 +190,7 @@ class Session:
             *(self._join, self._headers, self._ledger, self._batches, self._strategy, self._sharing),
             *(nonfinite, self._tell),
         )
-        self._judging = Judging(
+        self._judging = Evaluator(
             *(self._join, self._headers, self._ledger, model, self._validation, self._sharing, self._check)
         )
         self._first_epoch = 0
@@ -327,14 +331,14 @@ class Session:
         assert self._leasing is not None
         with self._going():
             taken = self._leasing.fetch()
-        if taken is End.STOPPED:
-            self._operate(Kind.END, self._attempt_end)
-        if taken is End.FINISHED:
-            self._operate(Kind.REFRESH, self._attempt_refresh)
+        if taken is LeaseEnd.STOPPED:
+            self._operate(OperationKind.END, self._attempt_end)
+        if taken is LeaseEnd.FINISHED:
+            self._operate(OperationKind.REFRESH, self._attempt_refresh)
         self._taken = taken if isinstance(taken, Taken) else None
         return self._taken is not None
 
-    def _attempt_refresh(self, place: Place) -> Outcome:
+    def _attempt_refresh(self, place: Place) -> Attempt:
         """An epoch of leases ends: all workers get the same model, before any of them begins the next epoch."""
         assert self._leasing is not None
         self._leasing.refresh()
@@ -358,7 +362,9 @@ class Session:
         given = self._stepping.take(batch)
         began = time.monotonic()
         loss: float = self._operate(
-            Kind.STEP, lambda place: self._stepping.attempt(place, loss_fn, given, began), self._stepping.prepare
+            OperationKind.STEP,
+            lambda place: self._stepping.attempt(place, loss_fn, given, began),
+            self._stepping.prepare,
         )
         return loss
 
@@ -371,11 +377,11 @@ class Session:
             return dict(recorded)
         size = batch or self._batches.global_batch
         result: dict[str, Any] = self._operate(
-            Kind.EVALUATE, lambda place: self._attempt_evaluate(place, validate, data, size)
+            OperationKind.EVALUATE, lambda place: self._attempt_evaluate(place, validate, data, size)
         )
         return result
 
-    def _attempt_evaluate(self, place: Place, validate: Validate, data: Any, size: int) -> Outcome:
+    def _attempt_evaluate(self, place: Place, validate: Validate, data: Any, size: int) -> Attempt:
         if self._leasing is not None:  # all leases are done: all workers see the same model
             self._leasing.refresh()
         return self._judging.attempt_evaluate(place, validate, data, size)
@@ -390,7 +396,7 @@ class Session:
             return bool(recorded)
         value = float(score)
         answer: bool = self._operate(
-            Kind.DECIDE, lambda place: self._judging.attempt_decide(place, value, patience, mode, min_delta)
+            OperationKind.DECIDE, lambda place: self._judging.attempt_decide(place, value, patience, mode, min_delta)
         )
         return answer
 
@@ -405,22 +411,22 @@ class Session:
             raise RuntimeError("this session is closed; a training that goes on needs a new one")
 
     def _operate(
-        self, kind: Kind, attempt: Callable[[Place], Outcome], prepare: Callable[[Plan], None] | None = None
+        self, kind: OperationKind, attempt: Callable[[Place], Attempt], prepare: Callable[[Plan], None] | None = None
     ) -> Any:
         self._check_open()
         self._seat()
         joined = self._join()
-        if self._leasing is not None and self._leasing.is_open and kind is not Kind.END:
+        if self._leasing is not None and self._leasing.is_open and kind is not OperationKind.END:
             raise RuntimeError(
                 f"{kind.value} in the middle of an epoch, where each worker is somewhere else; with "
                 "consistency='async' or 'bounded:K' call it between epochs, when all leases are done"
             )
 
-        def either(place: Place) -> Outcome:
+        def either(place: Place) -> Attempt:
             # The run was asked to stop: at a clean point all workers end it instead of going on.
             return attempt(place) if place.kind is kind else self._attempt_end(place)
 
-        if kind is not Kind.STEP:
+        if kind is not OperationKind.STEP:
             self._sharing.watch.pause()
         with self._going(), self._endings.watching_for_exit():
             outcome = joined.membership.operate(kind, either, prepare)
@@ -479,7 +485,7 @@ class Session:
     def _leave_behind(self, orphaned: Orphaned) -> None:
         """The coordinator is gone for good: this worker ends, and what it holds stays on its host."""
         aggregation, num_leases = self._strategy.aggregation, 0
-        served = aggregation if isinstance(aggregation, Served) else None
+        served = aggregation if isinstance(aggregation, ServerAggregation) else None
         making = served.be_orphaned() if served is not None else 0
         if self._leasing is not None:
             served, num_leases = None, self._leasing.num_done()  # each range says which leases it has
@@ -519,7 +525,7 @@ class Session:
             joined = joining.join(self._ticket, self._identity, max(base, 0), self._ledger, self.halting.begin)
             self._joined = joined
             while self._untold:
-                joined.client.progress.remark(*self._untold.pop(0))
+                joined.client.progress.log(*self._untold.pop(0))
             self.halting.connect(joined)
             self._ledger.connect(
                 joined.run, joined.client.progress, lambda: joined.client.look(lambda machine: machine.applied)
@@ -530,7 +536,7 @@ class Session:
             capacity = self._ticket.capacity if self._ticket is not None else 0.0
             aggregation = self._strategy.aggregation
             ranges: tuple[int, ...] = ()
-            if isinstance(aggregation, Served) and joined.endpoint is not None:
+            if isinstance(aggregation, ServerAggregation) and joined.endpoint is not None:
                 self._servers = GroupClient(joined.endpoint, check=self._check_wait)
                 aggregation.connect(self._servers)
                 joined.membership.on_placement = self._servers.adopt
@@ -542,12 +548,12 @@ class Session:
             )
             if self._ticket is not None:
                 joined.membership.expect_state(self._ledger.training.expected_bytes())
-            joined.client.post(Ready(introduction, base))
+            joined.client.post(MemberReady(introduction, base))
         return self._joined
 
-    def _make_leasing(self, joined: joining.Joined, served: Served) -> LeaseLoop:
+    def _make_leasing(self, joined: joining.Joined, served: ServerAggregation) -> LeaseLoop:
         assert isinstance(joined.client, MemberClient)
-        leases = Leases(joined.member, joined.client.speak)
+        leases = LeaseQueue(joined.member, joined.client.speak)
         joined.client.leases = leases
         return LeaseLoop(
             joined,
@@ -558,7 +564,7 @@ class Session:
             served,
             self._consistency,
             self._schedules,
-            self._nonfinite,
+            self._options.nonfinite,
             self._tell,
         )
 
@@ -587,7 +593,7 @@ class Session:
         if self._joined is not None and not self._endings.has_failed:
             self._ledger.book.is_stopped = False  # to resume a run that came to its end is to go on
             try:
-                outcome = self._joined.membership.operate(Kind.END, self._attempt_end)
+                outcome = self._joined.membership.operate(OperationKind.END, self._attempt_end)
                 if outcome == END:
                     self._leave_after_end()
             except Released as released:
@@ -597,7 +603,7 @@ class Session:
         if not self._closed:
             self._finish(10.0)
 
-    def _attempt_end(self, place: Place) -> Outcome:
+    def _attempt_end(self, place: Place) -> Attempt:
         if self._leasing is None:
             self._ledger.save_at_end(place)
         else:
@@ -658,12 +664,12 @@ class Session:
     def _tell(self, kind: str, text: str) -> None:
         """For the run's log."""
         logger.info("%s: %s", kind, text)
-        if kind not in REMARKS:
+        if kind not in RUN_LOG:
             return
         if self._joined is None:
-            self._untold.append(REMARKS[kind](text))
+            self._untold.append(RUN_LOG[kind](text))
         else:
-            self._joined.client.progress.remark(*REMARKS[kind](text))
+            self._joined.client.progress.log(*RUN_LOG[kind](text))
 
     def _tell_death(self, text: str) -> None:
         self._tell("loader", text)
@@ -715,23 +721,6 @@ class Epoch:
 
     def __repr__(self) -> str:
         return f"Epoch({self.number})"
-
-
-def _check_kinds(
-    seed: object, order: object, loader: object, micro_batch: object, checkpoints: object, consistency: object
-) -> None:
-    """What is of another kind than it must be is refused here, by name, and not where it is first used."""
-    wrong = {
-        "seed": (seed, type(seed) is int, "a whole number"),
-        "order": (order, order is None or callable(order), "a function of (seed, epoch, length), or None"),
-        "loader": (loader, isinstance(loader, LoaderOptions), "a LoaderOptions"),
-        "micro_batch": (micro_batch, micro_batch is None or type(micro_batch) is int, "a whole number, or None"),
-        "checkpoints": (checkpoints, isinstance(checkpoints, Checkpoints), "a Checkpoints"),
-        "consistency": (consistency, isinstance(consistency, str), "'sync', 'bounded:K' or 'async'"),
-    }
-    for name, (value, is_right, wanted) in wrong.items():
-        if not is_right:
-            raise TypeError(f"{name}={value!r}: give {wanted}")
 
 
 def _told_apart(stateful: Sequence[Stateful]) -> tuple[list[torch.optim.Optimizer], list[Stateful]]:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from paceline.balance import Measure, Minimum, Shares
-from paceline.control.member_events import Burden
-from paceline.control.messages import Plan
+from paceline.balance import Minimum, Shares, StepTiming
+from paceline.control.machines.member_events import Burden
+from paceline.control.messages.plan import Plan
 from paceline.strategy.base import Notice
-from paceline.strategy.header import Rows
+from paceline.strategy.header import HeaderRows
 from paceline.train.book import Book
 
 
@@ -64,13 +64,13 @@ class Sharing:
         self.watch.start()
         self._reduced_s = seconds
 
-    def observe(self, plan: Plan, rank: int, book: Book, rows: Rows) -> Burden | None:
+    def observe(self, plan: Plan, rank: int, book: Book, rows: HeaderRows) -> Burden | None:
         """After a step: what all said of it goes into the book, and with it the shares of the next one. The main worker
         tells what changes; what is returned is for the coordinator to know."""
         if not plan.is_balanced:
             return None
         before = book.balance.seated(plan.seats, self._total, self._fewest(plan))
-        measures = [Measure(row.samples, row.busy_s, row.reduced_s, row.limit) for row in rows]
+        measures = [StepTiming(row.samples, row.busy_s, row.reduced_s, row.limit) for row in rows]
         after = book.balance = before.observed(measures, self._total, self._fewest(plan))
         if rank != 0:
             return None

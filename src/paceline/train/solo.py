@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from paceline.control.member import Member
-from paceline.control.member_events import Action, Event, Say
-from paceline.control.messages import Directive, Phase, Plan, Seat, Start, Verdict
-from paceline.control.progress import ProgressKeeper
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import Action, Event, SendReport
+from paceline.control.messages.members import Directive, Verdict
+from paceline.control.messages.plan import Phase, Plan, PlanStart, Seat
+from paceline.control.messages.progress import ProgressKeeper
 from paceline.wire.card import Card
 
 Answer = TypeVar("Answer")
@@ -21,7 +22,7 @@ class Solo:
     def __init__(self, machine: Member, card: Card, base: int, act: Callable[[Action], None]) -> None:
         self.progress = ProgressKeeper(machine.name, is_kept=False)
         self._machine = machine
-        self._plan = Plan(1, Start.FOUND, (Seat(card),), base)
+        self._plan = Plan(1, PlanStart.FOUND, (Seat(card),), base)
         self._act = act
         self._lock = threading.RLock()
         self._number = 0
@@ -29,10 +30,10 @@ class Solo:
     def post(self, event: Event) -> None:
         with self._lock:
             actions = self._machine.handle(event)
-            if any(isinstance(action, Say) for action in actions):
+            if any(isinstance(action, SendReport) for action in actions):
                 actions = [*actions, *self._answer()]
         for action in actions:
-            if not isinstance(action, Say):
+            if not isinstance(action, SendReport):
                 self._act(action)
 
     def _answer(self) -> list[Action]:

@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from paceline.checkpoint import CheckpointError, Contents, newest_good
+from paceline.checkpoint import Contents, newest_good
 from paceline.checkpoint.files import Skipped, read
-from paceline.checkpoint.stores import DistantStore, LocalStore, Store
+from paceline.checkpoint.stores import CheckpointStore, DistantStore, LocalStore
 from paceline.custody import names
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
 from paceline.custody.partial import Partial, sweep
-from paceline.custody.shelf import Rules
+from paceline.custody.shelf import RetentionRules
+from paceline.errors import CheckpointError
 
 logger = logging.getLogger("paceline.train")
 
@@ -28,7 +29,7 @@ _LOOKS = 20
 Tell = Callable[[str, str], None]
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """Used by the training thread. What cannot be read is a `CheckpointError`, what cannot be had a `CustodyError`."""
 
     is_near: bool  # whether reading one costs no more than a disk
@@ -47,11 +48,11 @@ class Source(Protocol):
     def set_aside(self, operations: Sequence[int]) -> None:
         """They count as checkpoints no more."""
 
-    def store(self, rules: Rules) -> Store:
+    def store(self, rules: RetentionRules) -> CheckpointStore:
         """Where new ones go."""
 
 
-def choose(folder: Path, own: Path | None, depot: Depot | None, *, is_given: bool) -> Source:
+def choose(folder: Path, own: Path | None, depot: Depot | None, *, is_given: bool) -> CheckpointSource:
     """`folder` is where this script wants its checkpoints, by its own word if `is_given`; `own` is the folder of the
     run on this machine, where those of other hosts come in, or leave from; `depot` leads to the run's host, where this
     is another one."""
@@ -129,10 +130,10 @@ class Local:
                 with contextlib.suppress(FileNotFoundError):
                     names.set_aside(path)
 
-    def store(self, rules: Rules) -> Store:
+    def store(self, rules: RetentionRules) -> CheckpointStore:
         return LocalStore(self._folders[0], rules)
 
-    def _found(self) -> list[names.Found]:
+    def _found(self) -> list[names.FoundCheckpoint]:
         found = [one for folder in self._folders for one in names.find(folder)]
         return sorted(found, key=lambda one: -one.operation)
 
@@ -203,5 +204,5 @@ class Distant:
         if operations:
             self._depot.set_aside(operations)
 
-    def store(self, rules: Rules) -> Store:
+    def store(self, rules: RetentionRules) -> CheckpointStore:
         return DistantStore(self._staging, self._depot, rules)

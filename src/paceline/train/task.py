@@ -25,21 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.data.dataset import check_dataset
-from paceline.data.loader import LoaderOptions
-from paceline.data.order import Order
-from paceline.strategy.batch_norm import BatchNormName
-from paceline.train import consistency
+from paceline.strategy.options import SessionOptions
 from paceline.train.callbacks import Callback
 from paceline.train.rates import Rates
 from paceline.train.saving import Checkpoints
-from paceline.train.strategies import StrategyName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,45 +99,10 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """How steps are done; these are the session's own settings. `warm_up` is with how many samples the loss is tried
-    before this worker reports ready (see `paceline.train.warming`), 0 for none."""
-
-    seed: int = 0
-    shuffle: bool = True
-    order: Order | None = None
-    loader: LoaderOptions = field(default_factory=LoaderOptions)
-    micro_batch: int | None = None
-    clip_norm: float | None = None
-    nonfinite: Literal["stop", "skip"] = "stop"
-    warm_up: int = 2
-    strategy: StrategyName = "allreduce"
-    consistency: str = "sync"
-    batch_norm: BatchNormName = "local"
-
-    def __post_init__(self) -> None:
-        if type(self.seed) is not int:
-            raise TypeError(f"Options(seed={self.seed!r}): give a whole number")
-        if self.micro_batch is not None and (type(self.micro_batch) is not int or self.micro_batch < 1):
-            raise ValueError(f"Options(micro_batch={self.micro_batch!r}): give 1 sample or more, or None")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"Options(clip_norm={self.clip_norm!r}): give a norm above 0, or None")
-        if self.nonfinite not in ("stop", "skip"):
-            raise ValueError(f"Options(nonfinite={self.nonfinite!r}): give 'stop' or 'skip'")
-        if type(self.warm_up) is not int or self.warm_up < 0:
-            raise ValueError(f"Options(warm_up={self.warm_up!r}): give a number of samples, or 0 for no warm-up")
-        if self.strategy not in get_args(StrategyName):
-            known = ", ".join(map(repr, get_args(StrategyName)))
-            raise ValueError(f"Options(strategy={self.strategy!r}): give one of {known}")
-        consistency.check_batch_norm(self.batch_norm, consistency.parse(self.consistency, self.strategy))
-        if not isinstance(self.loader, LoaderOptions):
-            raise TypeError(f"Options(loader={self.loader!r}): give LoaderOptions(...)")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Task:
     """`optimizer` is one or several. `schedule` is `Rates`, or torch schedulers of these optimizers, which
-    are stepped after each step. `global_batch` is the number of samples of a step over all workers."""
+    are stepped after each step. `global_batch` is the number of samples of a step over all workers. `warm_up` is with
+    how many samples the loss is tried before this worker reports ready (see `paceline.warm_up`), 0 for none."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -153,7 +114,8 @@ class Task:
     validation: Validation | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     callbacks: Sequence[Callback] = ()
-    options: Options = field(default_factory=Options)
+    options: SessionOptions = field(default_factory=SessionOptions)
+    warm_up: int = 2
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -168,6 +130,8 @@ class Task:
             )
         if type(self.epochs) is not int or self.epochs < 1:
             raise ValueError(f"Task(epochs={self.epochs!r}): give 1 epoch or more")
+        if type(self.warm_up) is not int or self.warm_up < 0:
+            raise ValueError(f"Task(warm_up={self.warm_up!r}): give a number of samples, or 0 for no warm-up")
         self._check_optimizers()
         self._check_schedule()
         self._check_types()
@@ -199,8 +163,8 @@ class Task:
             raise TypeError(f"Task(validation={type(self.validation).__name__}): give Validation(data=...)")
         if not isinstance(self.checkpoints, Checkpoints):
             raise TypeError(f"Task(checkpoints={self.checkpoints!r}): give Checkpoints(...)")
-        if not isinstance(self.options, Options):
-            raise TypeError(f"Task(options={self.options!r}): give Options(...)")
+        if not isinstance(self.options, SessionOptions):
+            raise TypeError(f"Task(options={self.options!r}): give SessionOptions(...)")
         for one in self.callbacks:
             if not isinstance(one, Callback):
                 raise TypeError(f"Task(callbacks=[{one!r}]): give objects whose class derives from Callback")

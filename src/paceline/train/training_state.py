@@ -84,6 +84,7 @@ class TrainingState:
 
     def of_body(self) -> dict[str, Any]:
         return {
+            "kinds": self._kinds(),
             "groups": [optimizer.state_dict()["param_groups"] for optimizer in self._optimizers],
             "others": [other.state_dict() for other in self._others],
             "user": dict(self.user if self._marked is None else self._marked),
@@ -110,7 +111,15 @@ class TrainingState:
         for optimizer, state in zip(self._optimizers, states, strict=True):
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
+    def _kinds(self) -> list[str]:
+        return [type(optimizer).__name__ for optimizer in self._optimizers]
+
     def load(self, update: dict[str, Any], body: dict[str, Any]) -> None:
+        if (kinds := body.get("kinds")) is not None and list(kinds) != self._kinds():  # older checkpoints have none
+            raise ValueError(
+                f"the state is of {', '.join(kinds)}, and this session has {', '.join(self._kinds())}; go on with the "
+                "optimizers that the training began with, or begin a new one from the weights (paceline.load_model)"
+            )
         self.load_update(update, body["groups"])
         for other, state in zip(self._others, body["others"], strict=True):
             other.load_state_dict(state)

@@ -40,21 +40,21 @@ class _Description(msgspec.Struct, frozen=True):
     parts: tuple[_Part, ...]
 
 
-class Parcel(NamedTuple):
+class StateParcel(NamedTuple):
     document: Any
     tensors: dict[str, torch.Tensor]
 
 
-def pack(value: Any, *, copies: bool = False) -> Parcel:
+def pack(value: Any, *, copies: bool = False) -> StateParcel:
     """A tree of state, ready to be sent; `TypeError`, naming the place, for what cannot be. Its tensors stay where they
     lie unless it `copies` them."""
     document, tensors = tree.flatten(value)
     if copies:
         tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    return Parcel(document, tensors)
+    return StateParcel(document, tensors)
 
 
-def send(group: Group, rank: int, parcel: Parcel) -> None:
+def send(group: Group, rank: int, parcel: StateParcel) -> None:
     """Send state; its tensors must not change before this returns."""
     document, tensors = parcel
     flat = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}

@@ -21,9 +21,9 @@ from torch import nn
 from paceline.data.dataset import check_dataset
 from paceline.data.loader import Loader, LoaderOptions
 from paceline.data.seeding import generators_kept
-from paceline.data.window import Work
+from paceline.data.window import BatchSpec
 from paceline.engine.speeds import PROBE_VARIABLE
-from paceline.strategy import calling, memory
+from paceline.strategy import loss_calls, memory
 
 _MOST_PROBED = 1024
 _REPEATED = 3
@@ -46,8 +46,8 @@ def warm_up(
     loader = Loader(data, seed=0, options=LoaderOptions(collate_fn=collate_fn))
 
     def take(count: int) -> None:
-        batch = loader.fetch(Work((0, 0), 0, tuple(range(count))), lambda _: None)
-        calling.call(loss_fn, batch, count).loss.backward()  # type: ignore[no-untyped-call]
+        batch = loader.fetch(BatchSpec((0, 0), 0, tuple(range(count))), lambda _: None)
+        loss_calls.call(loss_fn, batch, count).loss.backward()  # type: ignore[no-untyped-call]
         _synchronize()
 
     with loader, generators_kept(), _untouched(model), torch.enable_grad(), _accelerators_kept():

@@ -18,7 +18,7 @@ from typing import NamedTuple, TextIO
 STUCK_S = 300.0
 
 
-class Standing(NamedTuple):
+class WorkerActivity(NamedTuple):
     """Where a worker stands: what it is doing, and since when."""
 
     text: str
@@ -29,7 +29,7 @@ class Watchdog:
     """`look` tells where the worker stands, or None while it is in no operation."""
 
     def __init__(
-        self, look: Callable[[], Standing | None], *, stuck_s: float = STUCK_S, log: TextIO | None = None
+        self, look: Callable[[], WorkerActivity | None], *, stuck_s: float = STUCK_S, log: TextIO | None = None
     ) -> None:
         self._look = look
         self._stuck_s = stuck_s
@@ -55,7 +55,7 @@ class Watchdog:
         self._thread.join()
 
 
-def describe(standing: Standing, stood_s: float) -> str:
+def describe(standing: WorkerActivity, stood_s: float) -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = [f"paceline: no progress for {stood_s:.0f} s: {standing.text}. The stacks of this process:"]
     for ident, frame in sys._current_frames().items():

@@ -15,13 +15,13 @@ from itertools import groupby, pairwise
 
 import msgspec
 
-from paceline.control.reader import StepRecord
+from paceline.control.journal.reader import StepRecord
 from paceline.watch import words
 
 MAX_SHOWN = 5  # ranges in one line
 
 
-class Span(msgspec.Struct, frozen=True, order=True):
+class SampleSpan(msgspec.Struct, frozen=True, order=True):
     """Positions start..stop-1 of an epoch's order."""
 
     start: int
@@ -45,13 +45,13 @@ class EpochAudit(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int
     dataset_length: int
     first: int
-    missing: tuple[Span, ...]
-    twice: tuple[Span, ...]
-    outside: tuple[Span, ...]
+    missing: tuple[SampleSpan, ...]
+    twice: tuple[SampleSpan, ...]
+    outside: tuple[SampleSpan, ...]
     uneven: tuple[int, ...]
     num_repeated_steps: int
     is_unfinished: bool
-    unrecorded: tuple[Span, ...] = ()  # operations without a row, beside missing samples
+    unrecorded: tuple[SampleSpan, ...] = ()  # operations without a row, beside missing samples
 
     @property
     def is_exact(self) -> bool:
@@ -168,8 +168,8 @@ def history_of(steps: Iterable[StepRecord]) -> list[StepRecord]:
 def _audit_epoch(
     epoch: int, steps: Sequence[StepRecord], length: int, batch: int, *, first: int, is_last: bool
 ) -> EpochAudit:
-    covered, twice = _overlaps([Span(step.position, step.position + step.count) for step in steps if step.count])
-    inside = [Span(span.start, min(span.stop, length)) for span in covered if span.start < length]
+    covered, twice = _overlaps([SampleSpan(step.position, step.position + step.count) for step in steps if step.count])
+    inside = [SampleSpan(span.start, min(span.stop, length)) for span in covered if span.start < length]
     reached = inside[-1].stop if inside else 0
     return EpochAudit(
         epoch=epoch,
@@ -178,21 +178,21 @@ def _audit_epoch(
         first=first,
         missing=_gaps(inside, first, reached if is_last else length),
         twice=twice,
-        outside=tuple(Span(max(span.start, length), span.stop) for span in covered if span.stop > length),
+        outside=tuple(SampleSpan(max(span.start, length), span.stop) for span in covered if span.stop > length),
         uneven=tuple(step.operation for step in steps if not _is_even(step, length, batch)),
         num_repeated_steps=sum(1 for step in steps if step.times_done > 1),
         is_unfinished=is_last and reached < length,
     )
 
 
-def _overlaps(spans: list[Span]) -> tuple[list[Span], tuple[Span, ...]]:
+def _overlaps(spans: list[SampleSpan]) -> tuple[list[SampleSpan], tuple[SampleSpan, ...]]:
     """The union of spans, and what is in more than one of them; both in order and merged."""
     changes: dict[int, int] = {}
     for span in spans:
         changes[span.start] = changes.get(span.start, 0) + 1
         changes[span.stop] = changes.get(span.stop, 0) - 1
-    union: list[Span] = []
-    twice: list[Span] = []
+    union: list[SampleSpan] = []
+    twice: list[SampleSpan] = []
     depth = 0
     for here, following in pairwise(sorted(changes)):
         depth += changes[here]
@@ -203,19 +203,19 @@ def _overlaps(spans: list[Span]) -> tuple[list[Span], tuple[Span, ...]]:
     return union, tuple(twice)
 
 
-def _extend(spans: list[Span], start: int, stop: int) -> None:
+def _extend(spans: list[SampleSpan], start: int, stop: int) -> None:
     if spans and spans[-1].stop == start:
         start = spans.pop().start
-    spans.append(Span(start, stop))
+    spans.append(SampleSpan(start, stop))
 
 
-def _gaps(spans: Sequence[Span], first: int, end: int) -> tuple[Span, ...]:
+def _gaps(spans: Sequence[SampleSpan], first: int, end: int) -> tuple[SampleSpan, ...]:
     gaps = []
     for span in spans:
         if first < span.start:
-            gaps.append(Span(first, span.start))
+            gaps.append(SampleSpan(first, span.start))
         first = max(first, span.stop)
-    return tuple(gaps) if first >= end else (*gaps, Span(first, end))
+    return tuple(gaps) if first >= end else (*gaps, SampleSpan(first, end))
 
 
 def _is_even(step: StepRecord, length: int, batch: int) -> bool:
@@ -224,13 +224,13 @@ def _is_even(step: StepRecord, length: int, batch: int) -> bool:
 
 def _unrecorded(
     steps: Sequence[StepRecord], audited: EpochAudit, before: int, following: int | None
-) -> tuple[Span, ...]:
+) -> tuple[SampleSpan, ...]:
     """Where both samples and operations are left out, between the operations `before` and `following` this epoch."""
     starts = {span.start for span in audited.missing}
     ends = [(before, audited.first), *((step.operation, step.position + step.count) for step in steps)]
     nexts = [*(step.operation for step in steps), following or 0]
     return tuple(
-        Span(operation + 1, after)
+        SampleSpan(operation + 1, after)
         for (operation, end), after in zip(ends, nexts, strict=True)
         if end in starts and after > operation + 1
     )
@@ -240,6 +240,6 @@ def _is_plain(epoch: EpochAudit) -> bool:
     return epoch.is_exact and not (epoch.is_unfinished or epoch.num_repeated_steps or epoch.first)
 
 
-def _listed(items: Sequence[Span] | Sequence[int]) -> str:
+def _listed(items: Sequence[SampleSpan] | Sequence[int]) -> str:
     shown = ", ".join(str(item) for item in items[:MAX_SHOWN])
     return shown if len(items) <= MAX_SHOWN else f"{shown} and {len(items) - MAX_SHOWN:,} more"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.control.journal import DATABASE, JournalError
-from paceline.control.reader import EventRow, PlanRow, RunReader
+from paceline.control.journal.journal import DATABASE, JournalError
+from paceline.control.journal.reader import EventRow, PlanRow, RunReader
 from paceline.errors import PacelineError
 from paceline.watch.look import LAST_EVENTS, Look, RecentSteps, describe
 

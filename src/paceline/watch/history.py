@@ -1,7 +1,7 @@
 """Losses and metrics as plain lists, for plots and notebooks; and which rows of a run count.
 
     from pathlib import Path
-    from paceline.control.reader import RunReader
+    from paceline.control.journal.reader import RunReader
     from paceline.watch.history import losses, metrics
 
     with RunReader(Path("runs/digits")) as reader:
@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from paceline.control.messages import Start
-from paceline.control.reader import PlanRow, RunReader, StepRecord
+from paceline.control.journal.reader import PlanRow, RunReader, StepRecord
+from paceline.control.messages.plan import PlanStart
 from paceline.watch.audit import history_of
 
 
@@ -50,7 +50,7 @@ def metrics(reader: RunReader) -> dict[str, Series]:
 
 def foundings_of(plans: Iterable[PlanRow]) -> list[PlanRow]:
     """The plans by which the run was founded, the first one and those after a loss of everything, in order."""
-    return [plan for plan in plans if plan.start == Start.FOUND.value]
+    return [plan for plan in plans if plan.start == PlanStart.FOUND.value]
 
 
 def standing_steps(steps: Iterable[StepRecord], plans: Sequence[PlanRow]) -> list[StepRecord]:

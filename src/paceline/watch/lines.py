@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from paceline.control.reader import EventRow
+from paceline.control.journal.reader import EventRow
 from paceline.watch import servers, words
 from paceline.watch.follower import Trouble
 from paceline.watch.live import event_text, figures

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.control.folder import LOCK_FILE
-from paceline.control.reader import EventRow, MemberRow, PlanRow, RunReader, RunStatus, StepRecord
+from paceline.control.journal.folder import LOCK_FILE
+from paceline.control.journal.reader import EventRow, MemberRow, PlanRow, RunReader, RunStatus, StepRecord
 from paceline.watch.history import foundings_of
 from paceline.watch.names import Names
 from paceline.watch.newcomers import Newcomer, newcomers_of
@@ -84,7 +84,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     def elapsed_s(self) -> float:
         if not self.started:
             return 0.0
-        if self.state in OVER and self.ended:
+        if self.state in OVER and self.ended > self.last_step:  # else it is that of the session before
             return max(0.0, self.ended - self.started)
         end = max(self.last_step, *(event.time for event in self.events), 0.0) if self.state in STILL else self.now
         return max(0.0, end - self.started)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
-from paceline.control import losses
-from paceline.control.messages import Start
-from paceline.control.reader import EventRow, PlanRow, RunReader
+from paceline.control.journal.reader import EventRow, PlanRow, RunReader
+from paceline.control.messages import losses
+from paceline.control.messages.plan import PlanStart
 from paceline.watch import words
 from paceline.watch.look import Figures
 
@@ -50,7 +50,7 @@ def find_lost(reader: RunReader) -> Lost | None:
 def find_unsaved(reader: RunReader) -> str:
     """Why the last state of the run is in no checkpoint, in words; empty if it is in one, or if the run went on."""
     told = reader.last_event(losses.NOT_SAVED)
-    if told is None or any(plan.start == Start.FOUND.value and plan.time > told.time for plan in reader.plans()):
+    if told is None or any(plan.start == PlanStart.FOUND.value and plan.time > told.time for plan in reader.plans()):
         return ""
     return told.text
 
@@ -75,5 +75,5 @@ def find_shortfall(reader: RunReader) -> Shortfall:
 
 def _standing(event: EventRow, plans: list[PlanRow], operations: list[int]) -> int:
     """The last update that was not done again since, because the run was founded anew; -1 if it was not."""
-    bases = [plan.base for plan in plans if plan.start == Start.FOUND.value and plan.time > event.time]
+    bases = [plan.base for plan in plans if plan.start == PlanStart.FOUND.value and plan.time > event.time]
     return bisect_right(operations, min(bases)) if bases else -1

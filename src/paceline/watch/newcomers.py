@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.control.agents import Starting
-from paceline.control.labels import read_started
-from paceline.control.reader import MemberRow
+from paceline.control.journal.labels import read_started
+from paceline.control.journal.reader import MemberRow
+from paceline.control.machines.agents import Starting
 from paceline.watch import words
 from paceline.watch.names import is_here
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import fmean
 
-from paceline.control.reader import EventRow, MemberRow
+from paceline.control.journal.reader import EventRow, MemberRow
 from paceline.watch import words
 
 CROWDED = 0.2  # of its time a worker waits for a processor

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.control.messages import Start
-from paceline.control.reader import EventRow, MemberRow, PlanRow, RunReader, RunStatus, StepRecord
+from paceline.control.journal.reader import EventRow, MemberRow, PlanRow, RunReader, RunStatus, StepRecord
+from paceline.control.messages.plan import PlanStart
 from paceline.watch import words
 from paceline.watch.audit import audit
 from paceline.watch.history import metrics, standing_steps
@@ -72,10 +72,10 @@ def find_outages(steps: Sequence[StepRecord], plans: Sequence[PlanRow], events: 
     found: list[Outage] = []
     for previous, plan in pairwise(plans):
         at = bisect_left(generations, plan.generation)
-        if plan.start == Start.SWITCH.value or at == 0:
+        if plan.start == PlanStart.SWITCH.value or at == 0:
             continue
         causes = tuple(event for event in events if event.kind in LOSSES and previous.time < event.time <= plan.time)
-        is_founded = plan.start == Start.FOUND.value
+        is_founded = plan.start == PlanStart.FOUND.value
         since = _began(steps[at - 1].time, causes, is_founded)
         until = steps[at].time if at < len(steps) else 0.0
         if found and found[-1].until == until:  # a second loss before any step: one outage

@@ -31,7 +31,7 @@ class Reply(NamedTuple):
     tensors: Sequence[torch.Tensor] = ()
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True):
+class CallBody(msgspec.Struct, frozen=True, array_like=True):
     operation: str
     arguments: msgspec.Raw
 
@@ -42,7 +42,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
             raise ProtocolError(f"{self.operation}: arguments that cannot be read: {error}") from error
 
 
-Handler = Callable[[Call, "list[torch.Tensor]"], "Reply | Iterator[Reply]"]
+Handler = Callable[[CallBody, "list[torch.Tensor]"], "Reply | Iterator[Reply]"]
 
 
 def call(
@@ -98,7 +98,7 @@ def serve(connection: Connection, handlers: Mapping[str, Handler], *, idle_s: fl
             return
         if header.kind != "call":
             raise ProtocolError(f"{connection.peer} sent {header.kind!r} where a call was expected")
-        request = header.read_body(Call)
+        request = header.read_body(CallBody)
         deadline = Deadline(answer_s, f"answering {request.operation} of {connection.peer}")
         try:
             for kind, reply in _answers(handlers, request, tensors):
@@ -110,7 +110,7 @@ def serve(connection: Connection, handlers: Mapping[str, Handler], *, idle_s: fl
 
 
 def _answers(
-    handlers: Mapping[str, Handler], request: Call, tensors: list[torch.Tensor]
+    handlers: Mapping[str, Handler], request: CallBody, tensors: list[torch.Tensor]
 ) -> Iterator[tuple[str, Reply]]:
     """What there is to send. What the handler raises is the last of it; an error of the sending is not, because a
     "raise" after half a frame would be read as the rest of that frame."""
@@ -136,7 +136,7 @@ def _send_call(
     tensors: Sequence[torch.Tensor],
     deadline: Deadline,
 ) -> None:
-    request = Call(operation, msgspec.Raw(msgspec.msgpack.encode(arguments)))
+    request = CallBody(operation, msgspec.Raw(msgspec.msgpack.encode(arguments)))
     connection.send("call", request, tensors, deadline=deadline)
 
 

@@ -17,7 +17,7 @@ import weakref
 from typing import Protocol
 
 
-class Owner(Protocol):
+class DescriptorOwner(Protocol):
     """Owns descriptors of this process."""
 
     def abandon(self) -> None:
@@ -25,10 +25,10 @@ class Owner(Protocol):
 
 
 creating = threading.RLock()
-_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_owners: weakref.WeakSet[DescriptorOwner] = weakref.WeakSet()
 
 
-def register(owner: Owner) -> None:
+def register(owner: DescriptorOwner) -> None:
     _owners.add(owner)
 
 

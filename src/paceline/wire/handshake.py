@@ -48,7 +48,7 @@ class Challenge(msgspec.Struct, frozen=True):
     proof: bytes
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HandshakeAnswer(msgspec.Struct, frozen=True):
     proof: bytes
     certificate: bytes
     signature: bytes
@@ -112,7 +112,7 @@ def dial(
     _check_proof(connection, mine.secret, b"listener", transcript, challenge.proof)
     _check_tls(connection, hello, theirs)
     transcript = _transcript(hello, theirs, purpose)
-    answer = Answer(
+    answer = HandshakeAnswer(
         proof=_proof(mine.secret, b"dialer", transcript),
         certificate=mine.identity.certificate,
         signature=mine.identity.sign(transcript),
@@ -130,7 +130,7 @@ def receive_visitor(connection: Connection, mine: Credentials, *, deadline: Dead
     hello = mine.hello(connection)
     transcript = _transcript(theirs, hello, purpose="")
     connection.send("challenge", Challenge(hello, _proof(mine.secret, b"listener", transcript)), deadline=deadline)
-    answer = _receive(connection, "answer", Answer, deadline)
+    answer = _receive(connection, "answer", HandshakeAnswer, deadline)
     transcript = _transcript(theirs, hello, answer.purpose)
     _check_proof(connection, mine.secret, b"dialer", transcript, answer.proof)
     if identity.fingerprint_of(answer.certificate) != theirs.fingerprint:

@@ -1,10 +1,9 @@
-"""`paceline bench`: Paceline's collectives against other libraries, all in one interleaved run.
+"""`paceline bench`: what this machine, and the links between yours, can do. A folder for each command.
 
-command   the options, checked before anything starts
-plan      what is measured: sizes, contenders, iterations
-peers     which other libraries this machine has, and how their processes are started
-crew      the processes of one library and the channel to them (`messages`, `rendezvous`)
-worker    what each of those processes runs, on one of the `drivers`
-measure   the order of measurement, and the time of one operation
-report    table, JSON and plot (`machine` describes the host)
+allreduce  the collectives on this host, beside torch's Gloo
+links      latency and bandwidth between hosts, and what `auto` would choose there
+app        what the commands have in common; `machine` describes the host
+
+A further command is a folder beside these and a line in cli/main.py. How Paceline compares with other systems
+is measured by benchmarks/, which is not part of the wheel.
 """

@@ -4,6 +4,7 @@ and an end that cleans up."""
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,15 +15,14 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from paceline.cli.bench.errors import BadInput
+from paceline.cli.leaving import BAD_INPUT, FAILED, leave
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-app = typer.Typer(help="Measures Paceline against other libraries on this host.", no_args_is_help=True)
+app = typer.Typer(help="Measures what this host, and the links between yours, can do.", no_args_is_help=True)
 
-_BAD_INPUT = 2
-_FAILED = 1
 # Wide enough for five sizes when the output goes to a file instead of a terminal.
 _FILE_WIDTH = 180
 
@@ -32,7 +32,7 @@ Tell = Callable[[str, int], None]
 
 @app.callback()
 def _bench() -> None:
-    """Measures Paceline against other libraries on this host."""
+    """Measures what this host, and the links between yours, can do."""
 
 
 @contextmanager
@@ -41,9 +41,9 @@ def errors_told() -> Iterator[None]:
     try:
         yield
     except BadInput as error:
-        _leave(error, _BAD_INPUT)
+        leave(error, BAD_INPUT)
     except (PacelineError, OSError) as error:
-        _leave(error, _FAILED)
+        leave(error, FAILED)
 
 
 def check_output(option: str, path: Path | None) -> None:
@@ -56,6 +56,11 @@ def check_output(option: str, path: Path | None) -> None:
         raise BadInput(f"{option} {path}: there is no folder {path.absolute().parent}; make it first")
     if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise BadInput(f"{option} {path}: cannot be written; give another place")
+
+
+def this_command() -> str:
+    """As it was typed, for the record."""
+    return shlex.join(["paceline", *sys.argv[1:]])
 
 
 def output_console() -> Console:
@@ -74,7 +79,7 @@ def measuring(total: int) -> Iterator[Tell]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     display = Progress(*columns, console=console, transient=True, refresh_per_second=1, disable=not console.is_terminal)
-    with _terminated_like_ctrl_c(), display as progress:
+    with terminated_like_ctrl_c(), display as progress:
         task = progress.add_task("starting", total=total)
 
         def tell(what: str, advance: int) -> None:
@@ -84,7 +89,7 @@ def measuring(total: int) -> Iterator[Tell]:
 
 
 @contextmanager
-def _terminated_like_ctrl_c() -> Iterator[None]:
+def terminated_like_ctrl_c() -> Iterator[None]:
     """A SIGTERM or a closed terminal cleans up as Ctrl-C does."""
 
     def interrupt(number: int, frame: object) -> NoReturn:
@@ -98,8 +103,3 @@ def _terminated_like_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _leave(error: Exception, code: int) -> NoReturn:
-    typer.echo(f"error: {error}", err=True)
-    raise typer.Exit(code)

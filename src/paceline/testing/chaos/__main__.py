@@ -23,7 +23,7 @@ from paceline.testing.chaos.drawing import draw
 from paceline.testing.chaos.playing import Played, play
 from paceline.testing.chaos.schedule import MUTATION, Mode, Schedule, parse
 from paceline.testing.chaos.shrinking import shrink
-from paceline.testing.chaos.summing import Result, Results, table
+from paceline.testing.chaos.summing import ResultsFile, ScheduleResult, table
 
 _COMMAND = "python -m paceline.testing.chaos"
 
@@ -31,12 +31,12 @@ _COMMAND = "python -m paceline.testing.chaos"
 def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and take down what was started
-    results = Results(options.folder / "results.jsonl")
+    results = ResultsFile(options.folder / "results.jsonl")
     if options.table:
         print("\n".join(table(results.read())))
         return 0
-    failed: list[Result] = []
-    played: list[Result] = []
+    failed: list[ScheduleResult] = []
+    played: list[ScheduleResult] = []
     until = time.monotonic() + options.minutes * 60
     for schedule in _chosen(options, results):
         if played and time.monotonic() > until:
@@ -75,7 +75,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _chosen(options: argparse.Namespace, results: Results) -> Iterator[Schedule]:
+def _chosen(options: argparse.Namespace, results: ResultsFile) -> Iterator[Schedule]:
     if options.schedule is not None:
         yield from itertools.repeat(options.schedule, options.times)
         return
@@ -91,11 +91,11 @@ def _chosen(options: argparse.Namespace, results: Results) -> Iterator[Schedule]
             yield schedule
 
 
-def _play_one(schedule: Schedule, options: argparse.Namespace) -> Result:
+def _play_one(schedule: Schedule, options: argparse.Namespace) -> ScheduleResult:
     place = Path(tempfile.mkdtemp(prefix="paceline-chaos-"))
     try:
         played = play(schedule, place / "run", patience=options.patience)
-        return Result.of(played, _keep(played, place, options.folder) if played.violations else "")
+        return ScheduleResult.of(played, _keep(played, place, options.folder) if played.violations else "")
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -109,7 +109,7 @@ def _keep(played: Played, place: Path, folder: Path) -> str:
     return str(kept.resolve())
 
 
-def _tell(result: Result, number: int, until: float) -> None:
+def _tell(result: ScheduleResult, number: int, until: float) -> None:
     faults = ", ".join(result.acted) or "no fault"
     verdict = "ok" if not result.violations else f"VIOLATED: {result.violations[0]}"
     left_min = max(0.0, until - time.monotonic()) / 60

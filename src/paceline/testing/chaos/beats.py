@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass
-class Worker:
+class WorkerBeats:
     """A process that ran the script. `steps` are the times at which it finished one; `end_code` is None unless it
     ended by itself."""
 
@@ -27,9 +27,9 @@ class Beats:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read_bytes: dict[Path, int] = {}
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerBeats] = {}
 
-    def look(self) -> dict[int, Worker]:
+    def look(self) -> dict[int, WorkerBeats]:
         """All workers that ever wrote, with all that they have written by now."""
         for path in self._folder.iterdir():
             self._look_at(path)
@@ -43,7 +43,7 @@ class Beats:
         if not whole:
             return
         self._read_bytes[path] = self._read_bytes.get(path, 0) + len(whole) + 1
-        worker = self.workers.setdefault(int(path.name), Worker(int(path.name)))
+        worker = self.workers.setdefault(int(path.name), WorkerBeats(int(path.name)))
         for line in whole.decode().splitlines():
             word, time, number = line.split()
             if word == "step":
@@ -54,6 +54,6 @@ class Beats:
                 worker.end_code, worker.ended = int(number), float(time)
 
 
-def run_gaps(workers: Iterable[Worker]) -> Iterator[tuple[float, float]]:
+def run_gaps(workers: Iterable[WorkerBeats]) -> Iterator[tuple[float, float]]:
     """The gaps in which no worker at all made a step."""
     return pairwise(sorted(time for worker in workers for time in worker.steps))

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.control.journal import JournalError
-from paceline.control.lease_set import LeaseSet
-from paceline.control.reader import RunReader, StepRecord
-from paceline.engine.base import LOST
+from paceline.control.exit_codes import LOST
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader, StepRecord
+from paceline.control.leases.lease_set import LeaseSet
 from paceline.testing.chaos import copies, oracle
-from paceline.testing.chaos.beats import Worker, run_gaps
+from paceline.testing.chaos.beats import WorkerBeats, run_gaps
 from paceline.testing.chaos.expecting import Injury, allowed_gap_s, may_lose
 from paceline.testing.chaos.schedule import Schedule
-from paceline.testing.chaos.stage import Past, Stage
+from paceline.testing.chaos.stage import ChaosRun, Past
 from paceline.testing.learned import Weights
 from paceline.watch.audit import audit, history_of
 from paceline.watch.losses import find_lost
@@ -26,7 +26,7 @@ from paceline.wire.decoding import decode
 LOST_UPDATES = "lost updates"  # the kind of events that state a loss
 
 
-def violations_of(stage: Stage) -> list[str]:
+def violations_of(stage: ChaosRun) -> list[str]:
     """All of them; after the commands have ended."""
     losses = stated_losses(stage.folder)
     found = [*exit_codes(stage, has_lost=bool(losses)), *survivors(stage), *outages(stage)]
@@ -49,7 +49,7 @@ def violations_of(stage: Stage) -> list[str]:
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
-def exit_codes(stage: Stage, *, has_lost: bool = False) -> Iterator[str]:
+def exit_codes(stage: ChaosRun, *, has_lost: bool = False) -> Iterator[str]:
     """A run that lost updates says so by its last code; those that end before or beside it may."""
     for command in stage.commands:
         expected = (LOST,) if has_lost and command is stage.run else (*command.expected, *[LOST] * has_lost)
@@ -59,7 +59,7 @@ def exit_codes(stage: Stage, *, has_lost: bool = False) -> Iterator[str]:
             yield f"{command} ended with exit code {command.code}, not {wanted}: {' | '.join(tail)}"
 
 
-def survivors(stage: Stage) -> Iterator[str]:
+def survivors(stage: ChaosRun) -> Iterator[str]:
     """Whoever was not hit must live to the end of the run."""
     victims = {pid for injury in stage.injuries for pid in injury.victims}
     for worker in stage.beats.look().values():
@@ -73,7 +73,7 @@ def survivors(stage: Stage) -> Iterator[str]:
             yield f"worker {worker.pid}, which no fault hit, left before the end of the run"
 
 
-def outages(stage: Stage) -> Iterator[str]:
+def outages(stage: ChaosRun) -> Iterator[str]:
     """No gap between two steps is longer than the faults around it explain: of the run, and of each survivor."""
     workers = stage.beats.look().values()
     victims = {pid for injury in stage.injuries for pid in injury.victims}
@@ -85,7 +85,7 @@ def outages(stage: Stage) -> Iterator[str]:
                 yield from _too_long(stage, since, until, f"worker {worker.pid}")
 
 
-def _too_long(stage: Stage, since: float, until: float, who: str) -> Iterator[str]:
+def _too_long(stage: ChaosRun, since: float, until: float, who: str) -> Iterator[str]:
     allowed_s = allowed_gap_s(stage.injuries, since, until)
     if until - since > allowed_s * stage.stretch_since(since, until):
         near = ", ".join(str(one.fault) for one in stage.injuries if one.began <= until) or "no fault"
@@ -93,7 +93,7 @@ def _too_long(stage: Stage, since: float, until: float, who: str) -> Iterator[st
         yield f"{who} made no step for {until - since:.1f} s at {at_s:.1f} s ({allowed_s:.1f} allowed; after {near})"
 
 
-def longest_gaps(injuries: Sequence[Injury], workers: Sequence[Worker]) -> dict[str, float]:
+def longest_gaps(injuries: Sequence[Injury], workers: Sequence[WorkerBeats]) -> dict[str, float]:
     """The longest gap of the run for each kind of fault: a gap counts for the first fault in it, or the last before."""
     longest: dict[str, float] = {}
     for since, until in run_gaps(workers):
@@ -165,9 +165,9 @@ def _counts(final: Mapping[str, Any], is_exact: bool) -> Iterator[str]:
 
 def checkpoints(folder: Path, schedule: Schedule, *, is_exact: bool) -> Iterator[str]:
     """Each holds what its own cursor, or its own record of leases, says."""
-    from paceline.checkpoint.errors import CheckpointError
     from paceline.checkpoint.files import read
     from paceline.custody.names import find
+    from paceline.errors import CheckpointError
 
     for path, _ in find(folder) if folder.is_dir() else []:
         try:
@@ -233,7 +233,7 @@ def recorded(folder: Path, finals: Mapping[int, dict[str, Any]], past: Sequence[
 def _left_behind(past: Past) -> list[StepRecord]:
     """The steps of a lost host: those that it recorded, and those of which only the checkpoint knows."""
     from paceline.checkpoint.files import read
-    from paceline.control.progress import StepRow
+    from paceline.control.messages.progress import StepRow
     from paceline.train.saving import UNRECORDED
 
     with RunReader(past.folder) as reader:

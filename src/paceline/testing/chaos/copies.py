@@ -25,7 +25,7 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
-    from paceline.server.service import Service
+    from paceline.server.service import ServerService
     from paceline.server.store import TensorStore
 
 FOLDER = "PACELINE_CHAOS_COPIES"
@@ -101,14 +101,14 @@ class _Watch(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                module.Service.close = _writing(module.Service.close)
+                module.ServerService.close = _writing(module.ServerService.close)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _writing(close: Callable[[Service], None]) -> Callable[[Service], None]:
-    def closing(service: Service) -> None:
+def _writing(close: Callable[[ServerService], None]) -> Callable[[ServerService], None]:
+    def closing(service: ServerService) -> None:
         try:
             with service._changed:
                 _write(service, Path(os.environ[FOLDER]))
@@ -118,7 +118,7 @@ def _writing(close: Callable[[Service], None]) -> Callable[[Service], None]:
     return closing
 
 
-def _write(service: Service, folder: Path) -> None:
+def _write(service: ServerService, folder: Path) -> None:
     keeper, lines = service._keeper, []
     for number, tenure in sorted(keeper._tenures.items()):
         if tenure.is_complete and tenure.loaded and not tenure.is_lossy and not tenure.staged:

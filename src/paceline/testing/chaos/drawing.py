@@ -10,13 +10,21 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from paceline.testing.chaos.schedule import Fault, Kind, Mode, Schedule
+from paceline.testing.chaos.schedule import Fault, FaultKind, Mode, Schedule
 
 SILENCE_S = 5.0  # after which the product evicts a silent member
 SHORT_S = (0.5, 2.5)  # well below that
 LONG_S = (6.5, 8.5)  # well above it
-LASTING = (Kind.STOP, Kind.PAUSE, Kind.CUT, Kind.ONEWAY, Kind.PARTIAL, Kind.SLOW, Kind.DISK)
-_STARTS_ANEW = (Kind.RESUME, Kind.TERM, Kind.AGENT, Kind.HEAD, Kind.ALL)
+LASTING = (
+    FaultKind.STOP,
+    FaultKind.PAUSE,
+    FaultKind.CUT,
+    FaultKind.ONEWAY,
+    FaultKind.PARTIAL,
+    FaultKind.SLOW,
+    FaultKind.DISK,
+)
+_STARTS_ANEW = (FaultKind.RESUME, FaultKind.TERM, FaultKind.AGENT, FaultKind.HEAD, FaultKind.ALL)
 _FIRST_S = (0.5, 2.0)
 _BETWEEN_S = (0.7, 4.0)
 _TRIALS = 200  # of shapes in which the kind of a seed is legal
@@ -28,7 +36,7 @@ def draw(seed: int, *, most_hosts: int = 4, mode: Mode | None = None, has_root: 
     Each seed has a kind of fault that it must show: 20 seeds in a row have every kind, 100 every kind in every mode,
     200 also with one replica and with two. All else is drawn."""
     rng = random.Random(f"paceline chaos {seed}")
-    among = [kind for kind in Kind if has_root or kind is not Kind.DISK]
+    among = [kind for kind in FaultKind if has_root or kind is not FaultKind.DISK]
     lead, in_turn, replicas = _in_turn(seed, among)
     for _ in range(_TRIALS):
         schedule = _shape(seed, rng, most_hosts, mode or in_turn, replicas)
@@ -37,7 +45,7 @@ def draw(seed: int, *, most_hosts: int = 4, mode: Mode | None = None, has_root: 
     return _with_faults(schedule, rng, among, None)  # there are too few hosts, or no servers
 
 
-def _in_turn(seed: int, among: list[Kind]) -> tuple[Kind, Mode, int]:
+def _in_turn(seed: int, among: list[FaultKind]) -> tuple[FaultKind, Mode, int]:
     """The kind that the schedule of a seed must show, its mode, and its replicas."""
     modes = list(Mode)
     round_number, number = divmod(seed, len(among) * len(modes))
@@ -54,7 +62,7 @@ def _shape(seed: int, rng: random.Random, most_hosts: int, mode: Mode, replicas:
     return Schedule(mode, hosts, workers, servers, replicas, rng.choice((0, 0, 1)), rng.choice((0, 1)), seed)
 
 
-def _with_faults(schedule: Schedule, rng: random.Random, among: list[Kind], lead: Kind | None) -> Schedule:
+def _with_faults(schedule: Schedule, rng: random.Random, among: list[FaultKind], lead: FaultKind | None) -> Schedule:
     faults: list[Fault] = []
     at_s = rng.uniform(*_FIRST_S)
     count = rng.choice((1, 2, 3, 3, 4))
@@ -71,53 +79,53 @@ def _with_faults(schedule: Schedule, rng: random.Random, among: list[Kind], lead
     return replace(schedule, faults=tuple(faults))
 
 
-def is_legal(schedule: Schedule, before: list[Fault], kind: Kind) -> bool:
+def is_legal(schedule: Schedule, before: list[Fault], kind: FaultKind) -> bool:
     """Whether the docs say what comes of this fault after those."""
-    needed: dict[Kind, Callable[[], bool]] = {
-        Kind.PAIR: lambda: schedule.hosts * schedule.workers >= 3,
-        Kind.LOADER: lambda: schedule.loaders > 0,
-        Kind.SERVER: lambda: schedule.servers > 0,
-        Kind.CUT: lambda: schedule.hosts > 1,
-        Kind.ONEWAY: lambda: schedule.hosts > 1,
-        Kind.SLOW: lambda: schedule.hosts > 1,
-        Kind.PARTIAL: lambda: schedule.hosts > 2,
+    needed: dict[FaultKind, Callable[[], bool]] = {
+        FaultKind.PAIR: lambda: schedule.hosts * schedule.workers >= 3,
+        FaultKind.LOADER: lambda: schedule.loaders > 0,
+        FaultKind.SERVER: lambda: schedule.servers > 0,
+        FaultKind.CUT: lambda: schedule.hosts > 1,
+        FaultKind.ONEWAY: lambda: schedule.hosts > 1,
+        FaultKind.SLOW: lambda: schedule.hosts > 1,
+        FaultKind.PARTIAL: lambda: schedule.hosts > 2,
         # One that was drained does not come back: at least two are to be left, should one die besides.
-        Kind.DRAIN: lambda: _times(before, Kind.DRAIN) + 3 <= schedule.hosts * schedule.workers,
-        Kind.JOIN: lambda: _times(before, Kind.JOIN, Kind.INVITE) == 0,
-        Kind.INVITE: lambda: _times(before, Kind.JOIN, Kind.INVITE) == 0,
+        FaultKind.DRAIN: lambda: _times(before, FaultKind.DRAIN) + 3 <= schedule.hosts * schedule.workers,
+        FaultKind.JOIN: lambda: _times(before, FaultKind.JOIN, FaultKind.INVITE) == 0,
+        FaultKind.INVITE: lambda: _times(before, FaultKind.JOIN, FaultKind.INVITE) == 0,
         # A start of everything takes long: one of these in a schedule.
         **{one: lambda: _times(before, *_STARTS_ANEW) == 0 for one in _STARTS_ANEW},
-        Kind.HEAD: lambda: schedule.hosts > 1 and _times(before, *_STARTS_ANEW) == 0,
+        FaultKind.HEAD: lambda: schedule.hosts > 1 and _times(before, *_STARTS_ANEW) == 0,
         # The small disk is that of the first host.
-        Kind.DISK: lambda: _times(before, Kind.DISK, Kind.HEAD) == 0,
+        FaultKind.DISK: lambda: _times(before, FaultKind.DISK, FaultKind.HEAD) == 0,
     }
     return needed.get(kind, lambda: True)()
 
 
-def _times(faults: list[Fault], *kinds: Kind) -> int:
+def _times(faults: list[Fault], *kinds: FaultKind) -> int:
     return sum(1 for fault in faults if fault.kind in kinds)
 
 
-def _target(schedule: Schedule, kind: Kind, rng: random.Random) -> int:
-    if kind in (Kind.CUT, Kind.ONEWAY, Kind.SLOW):
+def _target(schedule: Schedule, kind: FaultKind, rng: random.Random) -> int:
+    if kind in (FaultKind.CUT, FaultKind.ONEWAY, FaultKind.SLOW):
         return rng.randrange(1, schedule.hosts)  # not the coordinator's host: what its loss costs is another promise
-    if kind is Kind.AGENT:
+    if kind is FaultKind.AGENT:
         return rng.randrange(schedule.hosts)
-    if kind is Kind.HEAD:
+    if kind is FaultKind.HEAD:
         return rng.randrange(2)  # with its cable, or its processes only
-    if kind in (Kind.JOIN, Kind.INVITE):
+    if kind in (FaultKind.JOIN, FaultKind.INVITE):
         return rng.choice((0, schedule.hosts)) if schedule.hosts > 1 else 0
-    if kind is Kind.PARTIAL:
+    if kind is FaultKind.PARTIAL:
         return rng.randrange(schedule.hosts * (schedule.hosts - 1) // 2)
-    if kind in (Kind.KILL, Kind.PAIR, Kind.STOP, Kind.LOADER, Kind.SERVER, Kind.DRAIN):
+    if kind in (FaultKind.KILL, FaultKind.PAIR, FaultKind.STOP, FaultKind.LOADER, FaultKind.SERVER, FaultKind.DRAIN):
         return rng.randrange(4)
     return 0
 
 
-def _length(kind: Kind, rng: random.Random) -> float:
+def _length(kind: FaultKind, rng: random.Random) -> float:
     if kind not in LASTING:
         return 0.0
     bounds = rng.choice((SHORT_S, LONG_S))
-    if kind is Kind.PARTIAL:
+    if kind is FaultKind.PARTIAL:
         bounds = LONG_S
     return round(rng.uniform(*bounds), 1)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.testing.chaos.drawing import SILENCE_S
-from paceline.testing.chaos.schedule import Fault, Kind, Schedule
+from paceline.testing.chaos.schedule import Fault, FaultKind, Schedule
 
 STALL_S = 2.5  # between two steps of a worker, without any fault
 RETURN_S = 30.0  # until as many workers step as should
@@ -26,17 +26,34 @@ HALT_S = 75.0  # until hosts that do not hear the coordinator any more have ende
 INTERRUPTED = 128 + 15
 
 # After these, a command that was about to join the run does not find it, or not for long.
-SHUTS_THE_DOOR = frozenset({Kind.CUT, Kind.ONEWAY, Kind.PARTIAL, Kind.AGENT, Kind.HEAD, Kind.RESUME, Kind.TERM})
+SHUTS_THE_DOOR = frozenset(
+    {
+        FaultKind.CUT,
+        FaultKind.ONEWAY,
+        FaultKind.PARTIAL,
+        FaultKind.AGENT,
+        FaultKind.HEAD,
+        FaultKind.RESUME,
+        FaultKind.TERM,
+    }
+)
 
 
 @dataclass(frozen=True)
 class Injury:
-    """A fault as it was acted: when, to whom. `victims` are processes of workers that may end, or stand still."""
+    """A fault as it was acted: when, to whom. `victims` are processes of workers that may end, or stand still;
+    `takes_all` says that a kill left nobody, so that all begin again from a checkpoint."""
 
     fault: Fault
     began: float
     ended: float
     victims: frozenset[int] = frozenset()
+    takes_all: bool = False
+
+    @property
+    def outage_s(self) -> float:
+        """How long nobody may step because of it."""
+        return START_S if self.takes_all else outage_s(self.fault)
 
 
 def evicts(fault: Fault) -> bool:
@@ -55,12 +72,12 @@ def takes_servers(schedule: Schedule, fault: Fault) -> bool:
 
 def _servers_lost(schedule: Schedule, fault: Fault) -> int:
     match fault.kind:
-        case Kind.SERVER:
+        case FaultKind.SERVER:
             return min(1, schedule.servers)
-        case Kind.AGENT:
+        case FaultKind.AGENT:
             host = fault.target % schedule.hosts
             return schedule.servers_on(host) if host else 0  # all of a run that is resumed comes from its checkpoint
-        case Kind.CUT | Kind.ONEWAY | Kind.PARTIAL if evicts(fault):
+        case FaultKind.CUT | FaultKind.ONEWAY | FaultKind.PARTIAL if evicts(fault):
             # Of two hosts that do not reach each other either may go.
             return max(schedule.servers_on(host) for host in hosts_of(schedule, fault))
         case _:
@@ -69,7 +86,7 @@ def _servers_lost(schedule: Schedule, fault: Fault) -> int:
 
 def hosts_of(schedule: Schedule, fault: Fault) -> tuple[int, ...]:
     """Whose members a fault of the network concerns."""
-    if fault.kind is Kind.PARTIAL:
+    if fault.kind is FaultKind.PARTIAL:
         pairs = [(one, other) for one in range(schedule.hosts) for other in range(one + 1, schedule.hosts)]
         return pairs[fault.target % len(pairs)]
     return (fault.target % schedule.hosts,)
@@ -78,15 +95,15 @@ def hosts_of(schedule: Schedule, fault: Fault) -> tuple[int, ...]:
 def outage_s(fault: Fault) -> float:
     """How long nobody may step because of it."""
     match fault.kind:
-        case Kind.RESUME | Kind.TERM | Kind.ALL:
+        case FaultKind.RESUME | FaultKind.TERM | FaultKind.ALL:
             return START_S
-        case Kind.HEAD:
+        case FaultKind.HEAD:
             return HALT_S + START_S
-        case Kind.AGENT:
+        case FaultKind.AGENT:
             return START_S if fault.target == 0 else _RECOVERY_S
-        case Kind.STOP | Kind.CUT | Kind.ONEWAY | Kind.PARTIAL:
+        case FaultKind.STOP | FaultKind.CUT | FaultKind.ONEWAY | FaultKind.PARTIAL:
             return min(fault.length_s, SILENCE_S) + _PARTITION_S
-        case Kind.PAUSE:
+        case FaultKind.PAUSE:
             # A death meanwhile waits for the coordinator.
             return fault.length_s + _RECOVERY_S
         case _:
@@ -96,7 +113,7 @@ def outage_s(fault: Fault) -> float:
 def allowed_gap_s(injuries: Sequence[Injury], since: float, until: float) -> float:
     """How long a worker that is no victim may take from one step to the next, given what happened meanwhile."""
     near = [one for one in injuries if one.began <= until and since <= one.ended + AFTERMATH_S]
-    return STALL_S + sum(outage_s(one.fault) for one in near)
+    return STALL_S + sum(one.outage_s for one in near)
 
 
 def stretch(runnable: Sequence[float], cores: int) -> float:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.engine.base import HALTED
+from paceline.control.exit_codes import HALTED
 from paceline.testing.chaos import expecting, heads
 from paceline.testing.chaos.expecting import evicts, hosts_of
-from paceline.testing.chaos.schedule import Fault, Kind
-from paceline.testing.chaos.stage import Command, Stage, Stuck
+from paceline.testing.chaos.schedule import Fault, FaultKind
+from paceline.testing.chaos.stage import ChaosRun, ChaosTimeout, Command
 
 SLOW = "20mbit"
 _FILLER = "filler"
@@ -36,19 +36,19 @@ def _nobody(what: str) -> Hit:
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
-def kill(stage: Stage, fault: Fault) -> Hit:
+def kill(stage: ChaosRun, fault: Fault) -> Hit:
     return _kill_workers(stage, fault, 1)
 
 
-def pair(stage: Stage, fault: Fault) -> Hit:
+def pair(stage: ChaosRun, fault: Fault) -> Hit:
     return _kill_workers(stage, fault, 2)
 
 
-def kill_all(stage: Stage, fault: Fault) -> Hit:
+def kill_all(stage: ChaosRun, fault: Fault) -> Hit:
     return _kill_workers(stage, fault, len(stage.living()))
 
 
-def _kill_workers(stage: Stage, fault: Fault, count: int) -> Hit:
+def _kill_workers(stage: ChaosRun, fault: Fault, count: int) -> Hit:
     pids = [worker.pid for worker in stage.living()]
     if not pids:
         return _nobody("worker")
@@ -57,7 +57,7 @@ def _kill_workers(stage: Stage, fault: Fault, count: int) -> Hit:
     return Hit(chosen)
 
 
-def stop(stage: Stage, fault: Fault) -> Hit:
+def stop(stage: ChaosRun, fault: Fault) -> Hit:
     pids = [worker.pid for worker in stage.living()]
     if not pids:
         return _nobody("worker")
@@ -66,7 +66,7 @@ def stop(stage: Stage, fault: Fault) -> Hit:
     return Hit([pid] if evicts(fault) else [], lambda: stage.send(signal.SIGCONT, pid))
 
 
-def kill_coordinator(stage: Stage, _: Fault) -> Hit:
+def kill_coordinator(stage: ChaosRun, _: Fault) -> Hit:
     pid = stage.coordinator()
     if pid is None:
         return _nobody("coordinator")
@@ -74,7 +74,7 @@ def kill_coordinator(stage: Stage, _: Fault) -> Hit:
     return Hit()
 
 
-def pause_coordinator(stage: Stage, _: Fault) -> Hit:
+def pause_coordinator(stage: ChaosRun, _: Fault) -> Hit:
     pid = stage.coordinator()
     if pid is None:
         return _nobody("coordinator")
@@ -82,7 +82,7 @@ def pause_coordinator(stage: Stage, _: Fault) -> Hit:
     return Hit(lift=lambda: stage.send(signal.SIGCONT, pid))
 
 
-def kill_loader(stage: Stage, fault: Fault) -> Hit:
+def kill_loader(stage: ChaosRun, fault: Fault) -> Hit:
     pids = stage.loaders()
     if not pids:
         return _nobody("loader worker")
@@ -90,7 +90,7 @@ def kill_loader(stage: Stage, fault: Fault) -> Hit:
     return Hit()
 
 
-def kill_server(stage: Stage, fault: Fault) -> Hit:
+def kill_server(stage: ChaosRun, fault: Fault) -> Hit:
     pids = stage.servers()
     if not pids:
         return _nobody("server")
@@ -98,7 +98,7 @@ def kill_server(stage: Stage, fault: Fault) -> Hit:
     return Hit()
 
 
-def kill_agent(stage: Stage, fault: Fault) -> Hit:
+def kill_agent(stage: ChaosRun, fault: Fault) -> Hit:
     """A guest's agent: its workers die with it. That of host 0: everything there dies, and is resumed."""
     host = fault.target % stage.schedule.hosts
     agents = [one for one in stage.commands if one.host == host and one.is_alive]
@@ -114,7 +114,7 @@ def kill_agent(stage: Stage, fault: Fault) -> Hit:
     return Hit(victims)
 
 
-def _kill_head(stage: Stage) -> Hit:
+def _kill_head(stage: ChaosRun) -> Hit:
     """At once, with those of other hosts: nobody has the time to notice that the coordinator is gone."""
     victims = {worker.pid for worker in stage.living()}
     for command in [one for one in stage.commands if one.is_alive]:
@@ -122,11 +122,12 @@ def _kill_head(stage: Stage) -> Hit:
         command.process.kill()
         command.process.wait()
     stage.wait_until(lambda: not stage.processes(), 10.0, "what the agents started to die with them")
+    victims |= stage.beats.look().keys()
     begin_again(stage)
     return Hit(victims)
 
 
-def lose_head(stage: Stage, fault: Fault) -> Hit:
+def lose_head(stage: ChaosRun, fault: Fault) -> Hit:
     """Host 0 is lost with all that runs there, and with its cable if the target is even. The others must leave what
     they hold on their own hosts, and end; the run goes on from there, with host 0 as a guest."""
     victims = {worker.pid for worker in stage.living()}
@@ -140,6 +141,7 @@ def lose_head(stage: Stage, fault: Fault) -> Hit:
     stage.kill(*(pid for pid in stage.processes() if stage.host_of(pid) == 0))
     guests = [one for one in commands if not one.is_victim]
     wait_ended(stage, guests, "the loss of host 0", (HALTED,), expecting.HALT_S)
+    victims |= stage.beats.look().keys()
     head.mend()
     stage.violations += heads.wrong_with(stage, guests, is_whole=is_whole)
     heir = heads.heir_of(stage, guests)
@@ -152,13 +154,13 @@ def lose_head(stage: Stage, fault: Fault) -> Hit:
 # -- the network -----------------------------------------------------------------------------------------------------
 
 
-def cut(stage: Stage, fault: Fault) -> Hit:
+def cut(stage: ChaosRun, fault: Fault) -> Hit:
     host = stage.lab[fault.target % stage.schedule.hosts]
     host.cut()
     return Hit(_victims_behind(stage, fault), host.mend)
 
 
-def oneway(stage: Stage, fault: Fault) -> Hit:
+def oneway(stage: ChaosRun, fault: Fault) -> Hit:
     (number,) = hosts_of(stage.schedule, fault)
     host, others = stage.lab[number], [one for one in stage.lab if one is not stage.lab[number]]
     for other in others:
@@ -171,7 +173,7 @@ def oneway(stage: Stage, fault: Fault) -> Hit:
     return Hit(_victims_behind(stage, fault), lift)
 
 
-def partial(stage: Stage, fault: Fault) -> Hit:
+def partial(stage: ChaosRun, fault: Fault) -> Hit:
     one, other = (stage.lab[number] for number in hosts_of(stage.schedule, fault))
     one.lose(other)
     other.lose(one)
@@ -183,13 +185,13 @@ def partial(stage: Stage, fault: Fault) -> Hit:
     return Hit(_victims_behind(stage, fault), lift)
 
 
-def slow(stage: Stage, fault: Fault) -> Hit:
+def slow(stage: ChaosRun, fault: Fault) -> Hit:
     host = stage.lab[fault.target % stage.schedule.hosts]
     host.set_rate(SLOW)
     return Hit(lift=lambda: host.set_rate(None))
 
 
-def _victims_behind(stage: Stage, fault: Fault) -> set[int]:
+def _victims_behind(stage: ChaosRun, fault: Fault) -> set[int]:
     hosts = hosts_of(stage.schedule, fault) if evicts(fault) else ()
     return {worker.pid for host in hosts for worker in stage.workers_on(host)}
 
@@ -197,7 +199,7 @@ def _victims_behind(stage: Stage, fault: Fault) -> set[int]:
 # -- the disk --------------------------------------------------------------------------------------------------------
 
 
-def fill_disk(stage: Stage, _: Fault) -> Hit:
+def fill_disk(stage: ChaosRun, _: Fault) -> Hit:
     filler = stage.root(0) / _FILLER
     _fill(filler)
     return Hit(lift=lambda: filler.unlink(missing_ok=True))
@@ -214,14 +216,14 @@ def _fill(path: Path) -> None:
 # -- people ----------------------------------------------------------------------------------------------------------
 
 
-def drain(stage: Stage, fault: Fault) -> Hit:
+def drain(stage: ChaosRun, fault: Fault) -> Hit:
     """One of the workers of host 0, by the number that its process has."""
     workers = stage.at_work()
     own = [worker for worker in workers if stage.host_of(worker.pid) == 0]
     if len(workers) < 2 or not own:
         return _nobody("worker that could be spared")
     pid = own[fault.target % len(own)].pid
-    from paceline.control.reader import RunReader
+    from paceline.control.journal.reader import RunReader
 
     with RunReader(stage.folder) as reader:
         member = next((row.member for row in reader.members() if row.pid == pid and not row.fate), None)
@@ -229,17 +231,17 @@ def drain(stage: Stage, fault: Fault) -> Hit:
         return _nobody("member of this worker")
     code, text = stage.ask("drain", member)
     if code != 0:
-        raise Stuck(f"paceline drain failed (exit code {code}): {text.strip()}")
+        raise ChaosTimeout(f"paceline drain failed (exit code {code}): {text.strip()}")
     stage.drained.add(pid)
     return Hit([pid])
 
 
-def join(stage: Stage, fault: Fault) -> Hit:
+def join(stage: ChaosRun, fault: Fault) -> Hit:
     stage.start_join(fault.target, stage.invite(), workers=1)
     return Hit()
 
 
-def invite(stage: Stage, fault: Fault) -> Hit:
+def invite(stage: ChaosRun, fault: Fault) -> Hit:
     """Two use an invitation for one: one gets in, the other is told so."""
     code = stage.invite()
     both = [stage.start_join(fault.target, code, workers=1) for _ in range(2)]
@@ -253,18 +255,19 @@ def invite(stage: Stage, fault: Fault) -> Hit:
 # -- the end, and going on -------------------------------------------------------------------------------------------
 
 
-def resume(stage: Stage, _: Fault) -> Hit:
+def resume(stage: ChaosRun, _: Fault) -> Hit:
     victims = {worker.pid for worker in stage.living()}
     commands = [one for one in stage.commands if one.is_alive]
     code, text = stage.ask("stop")
     if code != 0:
-        raise Stuck(f"paceline stop failed (exit code {code}): {text.strip()}")
+        raise ChaosTimeout(f"paceline stop failed (exit code {code}): {text.strip()}")
     wait_ended(stage, commands, "paceline stop", (0,))
+    victims |= stage.beats.look().keys()  # also those that made their first step meanwhile
     begin_again(stage)
     return Hit(victims)
 
 
-def term(stage: Stage, _: Fault) -> Hit:
+def term(stage: ChaosRun, _: Fault) -> Hit:
     """As systemd, Slurm and `timeout` do it: every process at once."""
     victims = {worker.pid for worker in stage.living()}
     commands = [one for one in stage.commands if one.is_alive]
@@ -273,16 +276,17 @@ def term(stage: Stage, _: Fault) -> Hit:
     wait_ended(stage, commands, "SIGTERM to every process", (expecting.INTERRUPTED,))
     if _newest_checkpoint(stage) <= before:
         stage.violations.append("SIGTERM to every process: no checkpoint was written")
+    victims |= stage.beats.look().keys()
     begin_again(stage)
     return Hit(victims)
 
 
-def _newest_checkpoint(stage: Stage) -> str:
+def _newest_checkpoint(stage: ChaosRun) -> str:
     return max((path.name for path in (stage.folder / "checkpoints").glob("step-*")), default="")
 
 
 def wait_ended(
-    stage: Stage, commands: list[Command], why: str, codes: tuple[int, ...], timeout_s: float = expecting.END_S
+    stage: ChaosRun, commands: list[Command], why: str, codes: tuple[int, ...], timeout_s: float = expecting.END_S
 ) -> None:
     for command in commands:
         command.expected = codes
@@ -290,14 +294,14 @@ def wait_ended(
     stage.wait_until(lambda: not stage.processes(), 10.0, f"nothing to be left after {why}")
 
 
-def begin_again(stage: Stage) -> None:
+def begin_again(stage: ChaosRun) -> None:
     """Resume the run, with all hosts that it began with."""
     stage.drained.clear()
     stage.start_run(resume=True)
     let_join(stage)
 
 
-def let_join(stage: Stage) -> None:
+def let_join(stage: ChaosRun) -> None:
     """The other hosts come as soon as the first one works."""
     if stage.schedule.hosts == 1:
         return
@@ -312,25 +316,25 @@ def let_join(stage: Stage) -> None:
         stage.start_join(host, code, workers=stage.schedule.workers, servers=stage.schedule.servers_on(host))
 
 
-ACT: dict[Kind, Callable[[Stage, Fault], Hit]] = {
-    Kind.KILL: kill,
-    Kind.PAIR: pair,
-    Kind.ALL: kill_all,
-    Kind.STOP: stop,
-    Kind.COORDINATOR: kill_coordinator,
-    Kind.PAUSE: pause_coordinator,
-    Kind.AGENT: kill_agent,
-    Kind.HEAD: lose_head,
-    Kind.LOADER: kill_loader,
-    Kind.SERVER: kill_server,
-    Kind.CUT: cut,
-    Kind.ONEWAY: oneway,
-    Kind.PARTIAL: partial,
-    Kind.SLOW: slow,
-    Kind.DISK: fill_disk,
-    Kind.DRAIN: drain,
-    Kind.JOIN: join,
-    Kind.INVITE: invite,
-    Kind.RESUME: resume,
-    Kind.TERM: term,
+ACT: dict[FaultKind, Callable[[ChaosRun, Fault], Hit]] = {
+    FaultKind.KILL: kill,
+    FaultKind.PAIR: pair,
+    FaultKind.ALL: kill_all,
+    FaultKind.STOP: stop,
+    FaultKind.COORDINATOR: kill_coordinator,
+    FaultKind.PAUSE: pause_coordinator,
+    FaultKind.AGENT: kill_agent,
+    FaultKind.HEAD: lose_head,
+    FaultKind.LOADER: kill_loader,
+    FaultKind.SERVER: kill_server,
+    FaultKind.CUT: cut,
+    FaultKind.ONEWAY: oneway,
+    FaultKind.PARTIAL: partial,
+    FaultKind.SLOW: slow,
+    FaultKind.DISK: fill_disk,
+    FaultKind.DRAIN: drain,
+    FaultKind.JOIN: join,
+    FaultKind.INVITE: invite,
+    FaultKind.RESUME: resume,
+    FaultKind.TERM: term,
 }

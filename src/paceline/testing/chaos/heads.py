@@ -6,21 +6,21 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.control.journal import JournalError
-from paceline.control.leases import GRANTED_AHEAD
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import JournalError
+from paceline.control.journal.reader import RunReader
+from paceline.control.leases.messages import GRANTED_AHEAD
 from paceline.custody import names
 from paceline.testing.chaos.placing import is_held_without
 from paceline.testing.chaos.schedule import Mode
-from paceline.testing.chaos.stage import NAME, Command, Stage
+from paceline.testing.chaos.stage import NAME, ChaosRun, Command
 
 
-def held_by(stage: Stage, guest: Command) -> names.Found | None:
+def held_by(stage: ChaosRun, guest: Command) -> names.FoundCheckpoint | None:
     """The newest checkpoint that a host left."""
     return next(iter(names.find(stage.guests(guest.host) / NAME / names.FOLDER)), None)
 
 
-def heir_of(stage: Stage, guests: list[Command]) -> tuple[int, Path] | None:
+def heir_of(stage: ChaosRun, guests: list[Command]) -> tuple[int, Path] | None:
     """The host that has come furthest, of those that were told how to go on, with what it has; None where nothing is
     left but what is on the lost host."""
     told = [one.host for one in guests if one.host and _resume_words(one) is not None]
@@ -29,7 +29,7 @@ def heir_of(stage: Stage, guests: list[Command]) -> tuple[int, Path] | None:
     return (host, found.path) if found is not None else None
 
 
-def wrong_with(stage: Stage, guests: list[Command], *, is_whole: bool) -> Iterator[str]:
+def wrong_with(stage: ChaosRun, guests: list[Command], *, is_whole: bool) -> Iterator[str]:
     """`is_whole` says that all workers were at work when the host was lost: then none of the others is far behind."""
     told = [one for one in guests if _resume_words(one) is not None]
     for guest in told:
@@ -53,12 +53,12 @@ def most_apart(mode: Mode, num_workers: int) -> int:
     return num_workers * GRANTED_AHEAD if mode.is_leased else 1
 
 
-def _can_be_saved(stage: Stage) -> bool:
+def _can_be_saved(stage: ChaosRun) -> bool:
     """Whether workers can have all of the state: none of it is with servers of the lost host alone."""
     return not stage.schedule.mode.has_servers or is_held_without(stage, 0)
 
 
-def _last_recorded(stage: Stage) -> int:
+def _last_recorded(stage: ChaosRun) -> int:
     try:
         with RunReader(stage.folder) as reader:
             return max((row.operation for row in reader.steps()), default=0)
@@ -73,7 +73,7 @@ def _resume_words(guest: Command) -> list[str] | None:
     return shlex.split(found[-1]) if found else None
 
 
-def _wrong_words(stage: Stage, guest: Command) -> Iterator[str]:
+def _wrong_words(stage: ChaosRun, guest: Command) -> Iterator[str]:
     words = _resume_words(guest) or []
     script = stage.script()
     where = {name: words[words.index(name) + 1] for name in ("--folder", "--name", "--host") if name in words}

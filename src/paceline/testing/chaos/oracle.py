@@ -32,10 +32,6 @@ NUM_LEASES = _LEARNED.num_leases
 HasLease = Callable[[int, int], bool]  # (epoch, lease)
 
 
-def lease_of(position: int) -> int:
-    return position // GLOBAL_BATCH
-
-
 def weights_at(epoch: int, position: int = 0) -> Weights:
     """What a model must hold when the epochs before this one are done, and of this one all before the position."""
     weights: Weights = np.zeros(NUM_WEIGHTS, np.float32)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 
-from paceline.control.journal import DATABASE, JournalError
-from paceline.control.reader import RunReader
+from paceline.control.journal.journal import DATABASE, JournalError
+from paceline.control.journal.reader import RunReader
 from paceline.placement.placement import Placement
-from paceline.testing.chaos.stage import Stage
+from paceline.testing.chaos.stage import ChaosRun
 from paceline.wire.decoding import decode
 
 
-def placement_of(stage: Stage) -> Placement:
+def placement_of(stage: ChaosRun) -> Placement:
     database = sqlite3.connect(f"file:{stage.folder / DATABASE}?mode=ro", uri=True, timeout=10.0)
     with contextlib.closing(database):
         row = database.execute("SELECT value FROM remembered WHERE key = 'placement'").fetchone()
     return Placement() if row is None else decode(row[0], Placement)
 
 
-def is_settled(stage: Stage) -> bool:
+def is_settled(stage: ChaosRun) -> bool:
     """Every range on as many living servers as the schedule says, and none on its way."""
     try:
         placement = placement_of(stage)
@@ -33,7 +33,7 @@ def is_settled(stage: Stage) -> bool:
     return bool(placement.ranges) and all(at_rest) and holders <= living and len(living) >= stage.schedule.servers
 
 
-def is_held_without(stage: Stage, host: int) -> bool:
+def is_held_without(stage: ChaosRun, host: int) -> bool:
     """Whether servers of other hosts have all of every range."""
     try:
         placement = placement_of(stage)

@@ -9,8 +9,8 @@ from pathlib import Path
 from paceline.testing.chaos import checks, copies, expecting, faults, leftovers
 from paceline.testing.chaos.expecting import Injury
 from paceline.testing.chaos.placing import is_settled
-from paceline.testing.chaos.schedule import Fault, Schedule
-from paceline.testing.chaos.stage import Stage, Stuck
+from paceline.testing.chaos.schedule import Fault, FaultKind, Schedule
+from paceline.testing.chaos.stage import ChaosRun, ChaosTimeout
 from paceline.testing.netlab import NetlabError
 
 _TICK_S = 0.02
@@ -38,7 +38,7 @@ def play(schedule: Schedule, place: Path, *, patience: float = 1.0) -> Played:
     began = time.monotonic()
     played = Played(schedule)
     seen: set[int] = set()
-    stage = Stage(schedule, place, patience)
+    stage = ChaosRun(schedule, place, patience)
     try:
         with stage:
             _play(stage, played, seen)
@@ -54,7 +54,7 @@ def play(schedule: Schedule, place: Path, *, patience: float = 1.0) -> Played:
     return played
 
 
-def _play(stage: Stage, played: Played, seen: set[int]) -> None:
+def _play(stage: ChaosRun, played: Played, seen: set[int]) -> None:
     try:
         _start(stage)
         before = leftovers.descriptors_of(stage.processes())
@@ -63,7 +63,7 @@ def _play(stage: Stage, played: Played, seen: set[int]) -> None:
         played.violations += leftovers.grown(before, leftovers.descriptors_of(stage.processes()))
         seen.update(stage.processes())
         _finish(stage)
-    except Stuck as stuck:
+    except ChaosTimeout as stuck:
         played.violations.append(str(stuck))
         ended = [command for command in stage.commands if not command.is_alive and command.code not in command.expected]
         played.violations += [
@@ -73,7 +73,7 @@ def _play(stage: Stage, played: Played, seen: set[int]) -> None:
     played.violations += checks.violations_of(stage)
 
 
-def _start(stage: Stage) -> None:
+def _start(stage: ChaosRun) -> None:
     stage.start_run()
     faults.let_join(stage)
     _wait_strong(stage, expecting.START_S)
@@ -81,7 +81,7 @@ def _start(stage: Stage) -> None:
     (stage.place / "began").touch()
 
 
-def _wait_strong(stage: Stage, timeout_s: float) -> None:
+def _wait_strong(stage: ChaosRun, timeout_s: float) -> None:
     """Until as many workers step as should."""
 
     def is_strong() -> bool:
@@ -91,16 +91,16 @@ def _wait_strong(stage: Stage, timeout_s: float) -> None:
     stage.wait_until(is_strong, timeout_s, lambda: _strength(stage))
 
 
-def _check_goes_on(stage: Stage) -> None:
+def _check_goes_on(stage: ChaosRun) -> None:
     if not stage.run.is_alive:
-        raise Stuck(f"the run ended too early, with exit code {stage.run.code}")
+        raise ChaosTimeout(f"the run ended too early, with exit code {stage.run.code}")
 
 
-def _strength(stage: Stage) -> str:
+def _strength(stage: ChaosRun) -> str:
     return f"{stage.num_wanted()} workers at work (there are {len(stage.at_work())})"
 
 
-def _act_all(stage: Stage, played: Played) -> None:
+def _act_all(stage: ChaosRun, played: Played) -> None:
     """Faults in order of time. What takes long, such as a new start of the run, moves all that follow."""
     shift_s = 0.0
     for fault in stage.schedule.faults:
@@ -116,7 +116,7 @@ def _act_all(stage: Stage, played: Played) -> None:
         time.sleep(_TICK_S)
 
 
-def _act(stage: Stage, fault: Fault, played: Played) -> None:
+def _act(stage: ChaosRun, fault: Fault, played: Played) -> None:
     _wait_somebody(stage)
     if fault.kind in expecting.SHUTS_THE_DOOR:
         _wait_entered(stage)
@@ -129,12 +129,13 @@ def _act(stage: Stage, fault: Fault, played: Played) -> None:
         return
     played.acted.append(fault.kind.value)
     now, victims = time.monotonic(), frozenset(hit.victims)
-    stage.injuries.append(Injury(fault, began, max(now, began + fault.length_s), victims))
+    takes_all = fault.kind in (FaultKind.KILL, FaultKind.PAIR) and not stage.living()
+    stage.injuries.append(Injury(fault, began, max(now, began + fault.length_s), victims, takes_all))
     if hit.lift is not None:
         stage.later(began + fault.length_s, hit.lift)
 
 
-def _wait_somebody(stage: Stage) -> None:
+def _wait_somebody(stage: ChaosRun) -> None:
     """Until a worker is at work: a fault that hits nobody shows nothing."""
 
     def is_somebody() -> bool:
@@ -145,17 +146,17 @@ def _wait_somebody(stage: Stage) -> None:
         stage.wait_until(is_somebody, expecting.START_S, "a worker at work again")
 
 
-def _wait_entered(stage: Stage) -> None:
+def _wait_entered(stage: ChaosRun) -> None:
     """Until whoever joins is inside: a command that finds no run is right to say so and to end."""
     stage.wait_until(lambda: not stage.entering(), expecting.START_S, "those who join to be inside")
 
 
-def _wait_placed(stage: Stage) -> None:
+def _wait_placed(stage: ChaosRun) -> None:
     """Until every range is on as many servers as it should be: before that, one server less may be one too many."""
     stage.wait_until(lambda: is_settled(stage), expecting.SETTLE_S, "all ranges on as many servers as they should be")
 
 
-def _come_to_rest(stage: Stage) -> None:
+def _come_to_rest(stage: ChaosRun) -> None:
     """Until the run is as strong as it was, and stays so for a moment."""
     weak_at = time.monotonic()
 
@@ -169,7 +170,7 @@ def _come_to_rest(stage: Stage) -> None:
     stage.wait_until(is_at_rest, expecting.RETURN_S, lambda: _strength(stage))
 
 
-def _finish(stage: Stage) -> None:
+def _finish(stage: ChaosRun) -> None:
     (stage.place / "enough").touch()
     stage.wait_until(
         lambda: not any(command.is_alive for command in stage.commands), expecting.END_S, "the end of all commands"

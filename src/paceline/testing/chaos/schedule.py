@@ -36,7 +36,7 @@ class Mode(StrEnum):
         return self in (Mode.BOUNDED, Mode.ASYNC)
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What a fault does; `faults.py` has a function for each."""
 
     KILL = "kill"  # a worker
@@ -64,7 +64,7 @@ class Kind(StrEnum):
 @dataclass(frozen=True)
 class Fault:
     at_s: float
-    kind: Kind
+    kind: FaultKind
     target: int = 0
     length_s: float = 0.0
 
@@ -119,7 +119,7 @@ class Schedule:
     @property
     def num_places(self) -> int:
         """How many hosts there are at its end, those included that join meanwhile."""
-        extra = {fault.target for fault in self.faults if fault.kind in (Kind.JOIN, Kind.INVITE)}
+        extra = {fault.target for fault in self.faults if fault.kind in (FaultKind.JOIN, FaultKind.INVITE)}
         return max([self.hosts, *(min(target, self.hosts) + 1 for target in extra)])
 
     def servers_on(self, host: int) -> int:
@@ -157,6 +157,6 @@ def _parse_fault(words: list[str]) -> Fault:
         at_s, kind, *rest = words
         target = int(rest[0]) if rest else 0
         length_s = float(rest[1]) if len(rest) > 1 else 0.0
-        return Fault(float(at_s), Kind(kind), target, length_s)
+        return Fault(float(at_s), FaultKind(kind), target, length_s)
     except (ValueError, IndexError) as error:
         raise ValueError(f"{' '.join(words)!r} is no fault (SECONDS KIND [TARGET [LENGTH]]): {error}") from error

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from paceline.testing.chaos.drawing import is_legal
-from paceline.testing.chaos.schedule import Fault, Kind, Schedule
+from paceline.testing.chaos.schedule import Fault, FaultKind, Schedule
 
 
 def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], *, most_trials: int = 40) -> Schedule:
@@ -56,7 +56,7 @@ def _is_legal(schedule: Schedule) -> bool:
     places = all(
         fault.target < schedule.hosts
         for fault in schedule.faults
-        if fault.kind in (Kind.CUT, Kind.ONEWAY, Kind.SLOW, Kind.AGENT)
+        if fault.kind in (FaultKind.CUT, FaultKind.ONEWAY, FaultKind.SLOW, FaultKind.AGENT)
     )
     return places and all(
         is_legal(schedule, list(schedule.faults[:number]), fault.kind) for number, fault in enumerate(schedule.faults)

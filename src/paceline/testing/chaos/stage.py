@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.testing.chaos import copies
-from paceline.testing.chaos.beats import Beats, Worker
+from paceline.testing.chaos.beats import Beats, WorkerBeats
 from paceline.testing.chaos.expecting import Injury, stretch
-from paceline.testing.chaos.schedule import Kind, Schedule
+from paceline.testing.chaos.schedule import FaultKind, Schedule
 from paceline.testing.netlab import Host, Netlab
 
 TOKEN = "PACELINE_CHAOS"
@@ -38,7 +38,7 @@ _LOOK_S = 0.05
 _KILLED_S = 10.0
 
 
-class Stuck(Exception):
+class ChaosTimeout(Exception):
     """Something that must come did not come in time; the message is the violation."""
 
 
@@ -73,7 +73,7 @@ class Past(NamedTuple):
     checkpoint: Path
 
 
-class Stage:
+class ChaosRun:
     def __init__(self, schedule: Schedule, place: Path, patience: float = 1.0) -> None:
         self.schedule = schedule
         self._patience = patience
@@ -97,14 +97,14 @@ class Stage:
 
     # -- the beginning and the end -----------------------------------------------------------------------------------
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> ChaosRun:
         for name in ("beats", "finals", "output"):
             (self.place / name).mkdir(parents=True)
         self._environment = {TOKEN: self.token, **copies.prepare(self.place)}
         with contextlib.ExitStack() as stack:
             if self.schedule.needs_lab:
                 self._hosts = stack.enter_context(Netlab(self.schedule.num_places)).hosts
-            if any(fault.kind is Kind.DISK for fault in self.schedule.faults):
+            if any(fault.kind is FaultKind.DISK for fault in self.schedule.faults):
                 stack.enter_context(_small_disk(self.root(0)))
             stack.callback(self._kill_everything)
             self._stack = stack.pop_all()
@@ -221,7 +221,7 @@ class Stage:
             if code == 0:
                 return text.split()[-1]
             if time.monotonic() > until:
-                raise Stuck(f"paceline invite fails (exit code {code}): {text.strip()}")
+                raise ChaosTimeout(f"paceline invite fails (exit code {code}): {text.strip()}")
             time.sleep(0.5)
 
     # -- who there is ------------------------------------------------------------------------------------------------
@@ -239,13 +239,13 @@ class Stage:
                         found[int(entry.name)] = line
         return found
 
-    def living(self) -> list[Worker]:
+    def living(self) -> list[WorkerBeats]:
         """The workers whose processes live and that have made a step, the longest-living first."""
         workers = [worker for worker in self.beats.look().values() if worker.steps and worker.end_code is None]
         living = [worker for worker in workers if worker.pid not in self.killed and is_alive(worker.pid)]
         return sorted(living, key=lambda one: one.started)
 
-    def at_work(self) -> list[Worker]:
+    def at_work(self) -> list[WorkerBeats]:
         now = time.monotonic()
         return [worker for worker in self.living() if now - worker.steps[-1] < FRESH_S]
 
@@ -260,11 +260,11 @@ class Stage:
                     return number
         return -1
 
-    def workers_on(self, host: int) -> list[Worker]:
+    def workers_on(self, host: int) -> list[WorkerBeats]:
         return [worker for worker in self.living() if self.host_of(worker.pid) == host]
 
     def coordinator(self) -> int | None:
-        return next((pid for pid, line in self.processes().items() if "paceline.control.service" in line), None)
+        return next((pid for pid, line in self.processes().items() if "paceline.control.shell.service" in line), None)
 
     def servers(self) -> list[int]:
         return sorted(pid for pid, line in self.processes().items() if "-m paceline.server" in line)
@@ -305,12 +305,12 @@ class Stage:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def wait_until(self, condition: Callable[[], Any], timeout_s: float, what: str | Callable[[], str]) -> Any:
-        """`Stuck` if it takes longer, on a machine that is not busy, or if the run ends meanwhile."""
+        """`ChaosTimeout` if it takes longer, on a machine that is not busy, or if the run ends meanwhile."""
         began = time.monotonic()
         while not (found := condition()):
             self.tick()
             if time.monotonic() - began > timeout_s * self.stretch_since(began):
-                raise Stuck(f"{what if isinstance(what, str) else what()}: not within {timeout_s:g} s")
+                raise ChaosTimeout(f"{what if isinstance(what, str) else what()}: not within {timeout_s:g} s")
             time.sleep(_LOOK_S)
         return found
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from paceline.testing.chaos.playing import Played
-from paceline.testing.chaos.schedule import Kind, Mode, parse
+from paceline.testing.chaos.schedule import FaultKind, Mode, parse
 
 
-class Result(msgspec.Struct, frozen=True):
+class ScheduleResult(msgspec.Struct, frozen=True):
     seed: int
     mode: str
     schedule: str
@@ -31,7 +31,7 @@ class Result(msgspec.Struct, frozen=True):
     num_copies: int = 0
 
     @classmethod
-    def of(cls, played: Played, kept: str) -> Result:
+    def of(cls, played: Played, kept: str) -> ScheduleResult:
         schedule = played.schedule
         return cls(
             schedule.seed,
@@ -48,23 +48,23 @@ class Result(msgspec.Struct, frozen=True):
         )
 
 
-class Results:
+class ResultsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> list[Result]:
+    def read(self) -> list[ScheduleResult]:
         """All of them; a line that a killed runner left unfinished is none."""
         if not self.path.exists():
             return []
         found = []
         for line in self.path.read_bytes().splitlines():
             try:
-                found.append(msgspec.json.decode(line, type=Result))
+                found.append(msgspec.json.decode(line, type=ScheduleResult))
             except msgspec.DecodeError:
                 continue
         return found
 
-    def add(self, result: Result) -> None:
+    def add(self, result: ScheduleResult) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -77,19 +77,19 @@ class Results:
         return {result.schedule for result in self.read()}
 
 
-def table(results: Iterable[Result]) -> list[str]:
+def table(results: Iterable[ScheduleResult]) -> list[str]:
     """Faults by kind and mode, and the outages after them."""
     results = list(results)
     counts = Counter((kind, result.mode) for result in results for kind in result.acted)
     lines = [
         f"{'fault':12}" + "".join(f"{mode.value:>11}" for mode in Mode) + f"{'all':>8}{'median':>10}{'longest':>10}"
     ]
-    for kind in Kind:
+    for kind in FaultKind:
         gaps = [result.outages[kind] for result in results if kind in result.outages]
         row = [counts[kind, mode.value] for mode in Mode]
         shown = f"{statistics.median(gaps):8.2f} s{max(gaps):8.2f} s" if gaps else ""
         lines.append(f"{kind.value:12}" + "".join(f"{count:11}" for count in row) + f"{sum(row):8}{shown}")
-    row = [sum(counts[kind, mode.value] for kind in Kind) for mode in Mode]
+    row = [sum(counts[kind, mode.value] for kind in FaultKind) for mode in Mode]
     lines.append(f"{'all':12}" + "".join(f"{count:11}" for count in row) + f"{sum(row):8}")
     lines += _shapes(results)
     lines += _gaps(counts)
@@ -101,7 +101,7 @@ def table(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def _shapes(results: Sequence[Result]) -> list[str]:
+def _shapes(results: Sequence[ScheduleResult]) -> list[str]:
     """By hosts, and where there are servers by replicas."""
     schedules = [parse(result.schedule) for result in results]
     hosts = Counter(one.hosts for one in schedules)
@@ -116,8 +116,10 @@ def _shapes(results: Sequence[Result]) -> list[str]:
 def _gaps(counts: Counter[tuple[str, str]]) -> list[str]:
     """What was not tried yet, a line for each kind of fault."""
     lines = []
-    for kind in Kind:
-        modes = [one.value for one in Mode if not counts[kind, one.value] and (one.has_servers or kind != Kind.SERVER)]
+    for kind in FaultKind:
+        modes = [
+            one.value for one in Mode if not counts[kind, one.value] and (one.has_servers or kind != FaultKind.SERVER)
+        ]
         if modes:
             lines.append(f"not tried: {kind.value} with {', '.join(modes)}")
     return lines

@@ -57,7 +57,7 @@ class Samples(Numbers):
         return super().__getitem__(index)
 
 
-class Beats:
+class BeatWriter:
     """The lines of this worker: `step TIME NUMBER`, `end TIME CODE`."""
 
     def __init__(self, place: Path) -> None:
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> None:
     place, mode = Path(arguments[0]), Mode(arguments[1])
     loaders, evaluates = int(arguments[2]), bool(int(arguments[3]))
     torch.set_num_threads(1)
-    beats = Beats(place)
+    beats = BeatWriter(place)
     beats.write("start", 0)
     try:
         _train(place, mode, loaders, evaluates, beats)
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
     beats.write("end", 0)
 
 
-def _train(place: Path, mode: Mode, loaders: int, evaluates: bool, beats: Beats) -> None:
+def _train(place: Path, mode: Mode, loaders: int, evaluates: bool, beats: BeatWriter) -> None:
     model = Counter()
     session = _session(model, mode, loaders)
     present = 0

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from paceline.control import founding
-from paceline.control.coordinator_events import Note, Over, Standing
-from paceline.control.messages import Phase, Start
-from paceline.control.serving import Aim
+from paceline.control.machines import founding
+from paceline.control.machines.coordinator_events import CoordinatorState, Note, RunOver
+from paceline.control.machines.server_manager import Aim
+from paceline.control.messages.plan import Phase, PlanStart
 from paceline.placement.placement import Placement, Replicas
-from paceline.testing.joint.truth import Log, State, Violation
-from paceline.testing.joint.workers import Worker
+from paceline.testing.joint.truth import Log, SimulatedState, Violation
+from paceline.testing.joint.workers import SimulatedWorker
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.servers import Server
+    from paceline.testing.joint.servers import SimulatedServer
     from paceline.testing.joint.world import World
 
 
@@ -43,10 +43,10 @@ class Checks:
         if "was not heard of" in note.text:
             may_be = self._world.faults.may_be_silent(process)
             self.check(may_be, f"{note.member} was given up, but it lives and speaks: {note}")
-        elif note.kind == "evicted" and isinstance(process, Worker) and self._world.head.has_no_plan:
+        elif note.kind == "evicted" and isinstance(process, SimulatedWorker) and self._world.head.has_no_plan:
             is_worthless = not process.alive or not founding.holds(process.machine.report())
             self.check(is_worthless, f"{note.member} was sent away with a state that no plan speaks of: {note}")
-        elif note.kind == "released" and isinstance(process, Worker):
+        elif note.kind == "released" and isinstance(process, SimulatedWorker):
             self._released(process, note)
         if founding.GONE_ON in note.text:
             machine = self._world.head.machine
@@ -56,7 +56,7 @@ class Checks:
         elif note.kind == "dead" and "its connections broke" not in note.text:
             self.check(not process.alive, f"{note.member} was taken for dead, but it lives: {note}")
 
-    def _released(self, worker: Worker, note: Note) -> None:
+    def _released(self, worker: SimulatedWorker, note: Note) -> None:
         """A run goes on, or is over, without who is let go; one of which no plan speaks goes on from who holds it."""
         head = self._world.head
         machine = head.machine
@@ -111,19 +111,19 @@ class Checks:
         """A worker loads a range that was lost."""
         self._lost[number] = max(self._lost.get(number, 0), self._epoch())
 
-    def founds(self, standing: Standing) -> None:
+    def founds(self, standing: CoordinatorState) -> None:
         """The coordinator begins the run, or begins it anew: nobody that it could ask may hold a state of it. A journal
         that is lost is no excuse. Who was let go, and has not heard of it, is out: the others went on without it. That
         nobody is let go whose state the run needs is checked when it is (`_released`)."""
         world, plan = self._world, standing.current
-        if plan is None or plan.start is not Start.FOUND:
+        if plan is None or plan.start is not PlanStart.FOUND:
             return
         for worker in world.living():
             is_holder = founding.holds(worker.machine.report()) and world.head.counts_now(worker.name)
             if is_holder and not worker.machine.is_dismissed and not world.faults.may_be_silent(worker):
                 raise Violation(f"the run is founded from {plan.base}, but {worker.name} holds {worker.state.applied}")
 
-    def founded(self, generation: int, state: State) -> None:
+    def founded(self, generation: int, state: SimulatedState) -> None:
         """The run begins anew: what workers saw before is history."""
         self._shown.clear()
 
@@ -181,7 +181,7 @@ class Checks:
         self.check(world.now < world.faults.end_at + REST_S, f"the ranges never come to rest: {world.describe()}")
         return False
 
-    def _members(self) -> list[Server]:
+    def _members(self) -> list[SimulatedServer]:
         machine = self._world.head.machine
         assert machine is not None
         return [self._world.servers[record.member] for record in machine.census.servers]
@@ -206,7 +206,7 @@ class Checks:
         names = [server.name for server in members]
         return world.loads.is_level(machine.placement, names, machine._manager.aim.num_moves)
 
-    def _is_whole(self, replicas: Replicas, members: list[Server]) -> bool:
+    def _is_whole(self, replicas: Replicas, members: list[SimulatedServer]) -> bool:
         enough = min(self._world.num_replicas, len(members))
         is_moving = bool(replicas.joining or replicas.handing)
         holders = (replicas.primary, *replicas.backups)
@@ -215,7 +215,7 @@ class Checks:
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
-    def over(self, over: Over) -> None:
+    def over(self, over: RunOver) -> None:
         world = self._world
         if over.failed:
             has_one_copy = world.is_served and world.num_replicas == 1

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from paceline.control.coordinator_events import Drain, Halt
-from paceline.control.messages import Start
+from paceline.control.machines.coordinator_events import Drain, Halt
+from paceline.control.messages.plan import PlanStart
 from paceline.placement.placement import Placement
-from paceline.server.messages import Request
+from paceline.server.messages import ServerRequest
 from paceline.testing.joint.head import phase_of
-from paceline.testing.joint.processes import Process
+from paceline.testing.joint.processes import SimulatedProcess
 from paceline.testing.joint.themes import Theme, everything, themes_of
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.servers import Server
-    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.servers import SimulatedServer
+    from paceline.testing.joint.workers import SimulatedWorker
     from paceline.testing.joint.world import World
 
 SILENCE_S = 1.0  # as in the settings of the world
@@ -89,22 +89,22 @@ class Faults:
             for _ in range(world.first_servers - num_servers):
                 world.agent().start_server()
 
-    def _pick(self) -> Worker:
+    def _pick(self) -> SimulatedWorker:
         return self._world.random.choice(self._world.living())
 
     # -- who may be missed -------------------------------------------------------------------------------------------
 
-    def may_be_silent(self, process: Process) -> bool:
+    def may_be_silent(self, process: SimulatedProcess) -> bool:
         """Whether this process was dead, stopped, cut off or without a line in the time after which it is missed."""
         world = self._world
         if not process.alive or process.is_stopped or not process.line.is_up:
             return True
         return world.now - self._deaf.get(process.name, -99.0) < 2 * SILENCE_S or self._is_any_cut(process)
 
-    def _is_any_cut(self, process: Process) -> bool:
+    def _is_any_cut(self, process: SimulatedProcess) -> bool:
         return self._world.is_cut(process.name, "coordinator")
 
-    def _deafen(self, process: Process, seconds: float) -> None:
+    def _deafen(self, process: SimulatedProcess, seconds: float) -> None:
         """It is not heard until then, for a reason."""
         until = self._world.now + seconds
         self._deaf[process.name] = max(self._deaf.get(process.name, 0.0), until)
@@ -144,7 +144,7 @@ class Faults:
         for worker in self._world.living():
             worker.fail()
 
-    def _stop(self, process: Process, seconds: float) -> None:
+    def _stop(self, process: SimulatedProcess, seconds: float) -> None:
         self._deafen(process, seconds)
         process.stop(seconds)
 
@@ -161,7 +161,7 @@ class Faults:
         for _ in range(2):
             self._world.agent().start()
 
-    def joins(self, worker: Worker) -> None:
+    def joins(self, worker: SimulatedWorker) -> None:
         """A newcomer comes to the group of its first plan."""
         if self._kill_when_joining and self._world.random.random() < 0.7:
             self._kill_when_joining = False
@@ -172,10 +172,10 @@ class Faults:
         self._lose_when_joined = True
         self._join()
 
-    def joined(self, worker: Worker) -> None:
+    def joined(self, worker: SimulatedWorker) -> None:
         """A newcomer has got the state."""
         plan = worker.machine.plan
-        if self._lose_when_joined and plan is not None and plan.start is Start.SWITCH:
+        if self._lose_when_joined and plan is not None and plan.start is PlanStart.SWITCH:
             self._lose_when_joined = False
             self._crash_coordinator()
             for other in [other for other in self._world.living() if other is not worker]:
@@ -275,7 +275,7 @@ class Faults:
 
     # -- servers -----------------------------------------------------------------------------------------------------
 
-    def _members(self) -> list[Server]:
+    def _members(self) -> list[SimulatedServer]:
         """The servers that live, will live, and are not taken for dead."""
         world = self._world
         records = world.head.remembered().records
@@ -314,7 +314,7 @@ class Faults:
         known = [server for server in self._members() if server.name in records]
         return sum(not server.is_leaving for server in known) >= self._world.num_replicas
 
-    def _kill_it(self, victim: Server) -> None:
+    def _kill_it(self, victim: SimulatedServer) -> None:
         self._is_mourning = True
         self._world.kill(victim, "was killed")
 
@@ -328,7 +328,7 @@ class Faults:
     def _kill_server_that_shows(self) -> None:
         self._kill_when_shown = True
 
-    def answered(self, server: Server, request: Request) -> None:
+    def answered(self, server: SimulatedServer, request: ServerRequest) -> None:
         """A server tells a worker something, while its backups have yet to take what it did: what it tells must not
         need that."""
         is_shown = request.push is None and request.commit is None
@@ -386,7 +386,7 @@ class Faults:
     def _kill_who_agreed(self) -> None:
         self._kill_when_agreed = True
 
-    def agreed(self, worker: Worker) -> None:
+    def agreed(self, worker: SimulatedWorker) -> None:
         """A worker has seen that all have staged a step, and tells the servers."""
         if self._kill_when_agreed and len(self._world.living()) > 1:
             self._kill_when_agreed = False

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.control.member_events import Broke, Done, Formed, Give, Kind, Take, Unformed
-from paceline.control.messages import Plan
-from paceline.testing.joint.models import Agreement
-from paceline.testing.joint.truth import Result, Violation, Whole
+from paceline.control.machines.member_events import (
+    Give,
+    GroupBroke,
+    GroupFormed,
+    GroupNotFormed,
+    OperationDone,
+    OperationKind,
+    Take,
+)
+from paceline.control.messages.plan import Plan
+from paceline.testing.joint.models import ModelAgreement
+from paceline.testing.joint.truth import OperationResult, Violation, Whole
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.workers import SimulatedWorker
     from paceline.testing.joint.world import World
 
 FORMING_S = 2.0
@@ -26,15 +34,15 @@ class SimulatedGroup:
         self._failed: dict[str, tuple[str, ...]] = {}  # members that found the group broken
         self._gone: dict[str, bool] = {}  # members that left it, and whether by dying
         self._entered: dict[int, dict[str, tuple[int, bool]]] = {}
-        self._kinds: dict[int, Kind] = {}
+        self._kinds: dict[int, OperationKind] = {}
         self._waiting: dict[str, int] = {}
-        self._gifts: dict[str, Whole | Result] = {}
+        self._gifts: dict[str, Whole | OperationResult] = {}
         self._takers: dict[str, Take] = {}
-        self._agreement = Agreement(world, plan)
+        self._agreement = ModelAgreement(world, plan)
 
     # -- forming -----------------------------------------------------------------------------------------------------
 
-    def arrive(self, worker: Worker) -> None:
+    def arrive(self, worker: SimulatedWorker) -> None:
         self._arrived.add(worker.name)
         self._world.after(FORMING_S, self._give_up, worker)
         cut_off = [name for name in self._names if self._world.is_cut(worker.name, name)]
@@ -47,11 +55,11 @@ class SimulatedGroup:
             for name in self._names:
                 self._world.after(self._world.delay(), self._form, self._world.workers[name])
 
-    def _give_up(self, worker: Worker) -> None:
+    def _give_up(self, worker: SimulatedWorker) -> None:
         if worker.name not in self._formed:
             self._fail_forming(worker, tuple(name for name in self._names if name not in self._arrived))
 
-    def _form(self, worker: Worker) -> None:
+    def _form(self, worker: SimulatedWorker) -> None:
         if worker.name in self._gone or worker.name in self._failed:
             return
         if self._gone and self._world.random.random() < 0.5:
@@ -59,17 +67,17 @@ class SimulatedGroup:
             return
         self._formed.add(worker.name)
         self._agreement.formed(worker)
-        worker.post(Formed(self.plan.generation))
+        worker.post(GroupFormed(self.plan.generation))
 
-    def _fail_forming(self, worker: Worker, suspects: tuple[str, ...]) -> None:
+    def _fail_forming(self, worker: SimulatedWorker, suspects: tuple[str, ...]) -> None:
         if worker.name not in self._failed and worker.name not in self._gone:
             self._failed[worker.name] = suspects
             self.leave(worker.name, died=False)
-            self._world.after(self._world.delay(), worker.post, Unformed(self.plan.generation, suspects))
+            self._world.after(self._world.delay(), worker.post, GroupNotFormed(self.plan.generation, suspects))
 
     # -- operations --------------------------------------------------------------------------------------------------
 
-    def enter(self, worker: Worker, operation: int, kind: Kind, held: int, stopping: bool) -> None:
+    def enter(self, worker: SimulatedWorker, operation: int, kind: OperationKind, held: int, stopping: bool) -> None:
         """All members do the same operation, of the same kind, or the group does not agree."""
         self._agreement.check()
         known = self._kinds.setdefault(operation, kind)
@@ -89,12 +97,12 @@ class SimulatedGroup:
         rows[worker.name] = (held, stopping)
         if len(rows) == len(self._names):
             held_by_rank = tuple(rows[name][0] for name in self.plan.members)
-            done = Done(self.plan.generation, operation, held_by_rank, any(flag for _, flag in rows.values()))
+            done = OperationDone(self.plan.generation, operation, held_by_rank, any(flag for _, flag in rows.values()))
             self._world.faults.operation_completes()
             for name in self._names:
                 self._world.after(self._world.delay(), self._complete, self._world.workers[name], done)
 
-    def _complete(self, worker: Worker, done: Done) -> None:
+    def _complete(self, worker: SimulatedWorker, done: OperationDone) -> None:
         if self._waiting.get(worker.name) != done.operation or worker.name in self._gone:
             return
         if self._gone and self._world.random.random() < 0.5:
@@ -103,10 +111,10 @@ class SimulatedGroup:
         del self._waiting[worker.name]
         worker.post(done)
 
-    def _break(self, worker: Worker, suspects: tuple[str, ...]) -> None:
+    def _break(self, worker: SimulatedWorker, suspects: tuple[str, ...]) -> None:
         self._waiting.pop(worker.name, None)
         self.leave(worker.name, died=False)
-        self._world.after(self._world.delay(), worker.post, Broke(self.plan.generation, suspects))
+        self._world.after(self._world.delay(), worker.post, GroupBroke(self.plan.generation, suspects))
 
     def leave(self, name: str, *, died: bool) -> None:
         """A member dropped the group, or died: who waits for it finds out, unless it has all it needs."""
@@ -132,20 +140,20 @@ class SimulatedGroup:
         for other in [other for other in self._names if other in self._formed and other != name]:
             worker = self._world.workers[other]
             if worker.host == self._world.workers[name].host and self._world.random.random() < 0.7:
-                told = Broke(self.plan.generation, (name,), died=True)
+                told = GroupBroke(self.plan.generation, (name,), died=True)
                 self._world.after(self._world.random.uniform(0.0, 0.002), worker.post, told)
 
-    def _notice(self, worker: Worker, suspects: tuple[str, ...]) -> None:
+    def _notice(self, worker: SimulatedWorker, suspects: tuple[str, ...]) -> None:
         if worker.name not in self._gone:
             self._break(worker, suspects)
 
     # -- gifts -------------------------------------------------------------------------------------------------------
 
-    def give(self, action: Give, gift: Whole | Result) -> None:
+    def give(self, action: Give, gift: Whole | OperationResult) -> None:
         self._gifts[action.to] = gift
         self._try_handover(action.to)
 
-    def take(self, worker: Worker, action: Take) -> None:
+    def take(self, worker: SimulatedWorker, action: Take) -> None:
         self._takers[worker.name] = action
         if self._gone:
             self._world.after(self._world.delay(), self._notice, worker, ())
@@ -155,11 +163,11 @@ class SimulatedGroup:
         if name in self._gifts and name in self._takers:
             self._world.after(self._world.delay() * 6, self._arrive_whole, self._world.workers[name])
 
-    def _is_sound(self, worker: Worker) -> bool:
+    def _is_sound(self, worker: SimulatedWorker) -> bool:
         take = self._takers.get(worker.name)
         return take is not None and worker.name not in self._gone and take.source not in self._gone
 
-    def _arrive_whole(self, worker: Worker) -> None:
+    def _arrive_whole(self, worker: SimulatedWorker) -> None:
         if not self._is_sound(worker):
             late = self._gifts[worker.name]
             if worker.name in self._takers and isinstance(late, Whole) and self._world.random.random() < 0.5:

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.control.lease_set import lease_set
-from paceline.control.lost_head import Move, Sight, has_seat_on
-from paceline.control.member_events import Broke, Stop
-from paceline.control.messages import Phase, Plan
-from paceline.server.keeper import Outcome
-from paceline.server.messages import Need, Record
-from paceline.testing.joint.truth import Log, State
+from paceline.control.leases.lease_set import lease_set
+from paceline.control.machines.lost_head import OrphanMove, Sight, has_seat_on
+from paceline.control.machines.member_events import GroupBroke, StopRun
+from paceline.control.messages.plan import Phase, Plan
+from paceline.server.keeper import PendingAnswer
+from paceline.server.messages import Need, RangeRecord
+from paceline.testing.joint.truth import Log, SimulatedState
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.workers import SimulatedWorker
     from paceline.testing.joint.world import World
 
 HEAD = "a"
@@ -28,11 +28,11 @@ RETRY_S = 0.05
 MOST_TRIES = 100
 
 
-class Halting:
+class SimulatedHalting:
     def __init__(self, world: World) -> None:
         self._world = world
         self.lost_at = -1.0
-        self.left: dict[str, State] = {}  # what workers left on their hosts
+        self.left: dict[str, SimulatedState] = {}  # what workers left on their hosts
         self.lacked: set[str] = set()  # workers that found nobody who has some range
         self.outrun: set[str] = set()  # workers whose servers had made a step that they had not seen
         self._broke: set[tuple[str, str]] = set()
@@ -69,7 +69,7 @@ class Halting:
         machine = self._world.workers[member].machine
         return machine.plan == plan and machine.next is None and machine.holds_state
 
-    def look(self, worker: Worker) -> None:
+    def look(self, worker: SimulatedWorker) -> None:
         """By a worker that lives elsewhere, with every heartbeat."""
         world, machine = self._world, worker.machine
         unheard_s = world.now - worker.line.told
@@ -82,10 +82,10 @@ class Halting:
         stood_s = world.now - worker.works_since if worker.works_since >= 0 else 0.0
         sight = Sight(unheard_s, stood_s, machine.plan is not None, has_seat_on(machine.plan, HEAD))
         move = world.mutation.halts(sight, PATIENCE_S)
-        if move is Move.STOP and not machine.stop_asked:
-            worker.post(Stop())
-        elif move is Move.BREAK and machine.plan is not None:
-            worker.post(Broke(machine.plan.generation))
+        if move is OrphanMove.STOP and not machine.stop_asked:
+            worker.post(StopRun())
+        elif move is OrphanMove.BREAK and machine.plan is not None:
+            worker.post(GroupBroke(machine.plan.generation))
         is_waiting = stood_s > 0 or worker.asks_since >= 0
         limit_s = PATIENCE_S + SLACK_S + (PATIENCE_S if is_waiting else 0.0)
         world.truth.check(
@@ -100,15 +100,15 @@ class Halting:
             self._broke.add(pair)
         return is_first
 
-    def _is_between_leases(self, worker: Worker) -> bool:
+    def _is_between_leases(self, worker: SimulatedWorker) -> bool:
         """Where only a coordinator could hand it the next one."""
         leasing = worker.leasing
         return leasing is not None and leasing.is_open and not leasing.is_busy and leasing.asks_since < 0
 
-    def _waits_for_servers(self, worker: Worker) -> bool:
+    def _waits_for_servers(self, worker: SimulatedWorker) -> bool:
         return worker.asks_since >= 0 and self._world.now - worker.asks_since > PATIENCE_S
 
-    def _leave_behind(self, worker: Worker) -> None:
+    def _leave_behind(self, worker: SimulatedWorker) -> None:
         """It writes what it holds into its host's folder, with what servers have, and ends."""
         worker.is_orphaned = True
         if self._world.is_served and worker.machine.holds_state:
@@ -116,7 +116,7 @@ class Halting:
         else:
             self._end(worker, holds=worker.machine.holds_state)
 
-    def _end_with(self, worker: Worker, found: Gathered | None) -> None:
+    def _end_with(self, worker: SimulatedWorker, found: Gathered | None) -> None:
         """All ranges are there, or it is known that one is not."""
         if found is None:
             self.lacked.add(worker.name)
@@ -131,18 +131,18 @@ class Halting:
             self._check_steps(worker, found)
             self._end(worker, holds=True)
 
-    def _check_steps(self, worker: Worker, found: Gathered) -> None:
+    def _check_steps(self, worker: SimulatedWorker, found: Gathered) -> None:
         for number, log in found.logs.items():
             steps, wanted = [entry[1] for entry in log[1:]], list(range(log[0][2] + 1, worker.state.steps + 1))
             self._world.truth.check(
                 steps == wanted, f"{worker.name} left steps {steps} of range {number} behind, at {worker.state.steps}"
             )
 
-    def _check_leases(self, worker: Worker, found: Gathered) -> None:
+    def _check_leases(self, worker: SimulatedWorker, found: Gathered) -> None:
         """What is saved of a range is what its record says, each lease once, with all that are known to be done."""
         truth, leasing = self._world.truth, worker.leasing
         assert leasing is not None
-        known = leasing.hand.known_done()
+        known = leasing.holder.known_done()
         for number, log in found.logs.items():
             record, which = found.records[number], f"range {number} that {worker.name} left behind"
             applied = [entry[1:] for entry in log if entry[0] == "lease"]
@@ -154,7 +154,7 @@ class Halting:
             lacks = [lease for lease in (*range(known.prefix), *known.beyond) if not done.has(known.epoch, lease)]
             truth.check(not lacks, f"{which} lacks leases {lacks} of epoch {known.epoch}, which are done")
 
-    def _end(self, worker: Worker, *, holds: bool) -> None:
+    def _end(self, worker: SimulatedWorker, *, holds: bool) -> None:
         world = self._world
         if holds:
             world.truth.left_behind(worker.name, worker.state)
@@ -172,7 +172,7 @@ class Gathered(NamedTuple):
     """What servers have of each range, with their records of it."""
 
     logs: dict[int, Log]
-    records: dict[int, Record]
+    records: dict[int, RangeRecord]
 
     @property
     def step(self) -> int:
@@ -183,7 +183,9 @@ class Gathered(NamedTuple):
 class Gathering:
     """Asks whoever is left for all ranges, with the step that the worker was about to make."""
 
-    def __init__(self, world: World, worker: Worker, then: Callable[[Worker, Gathered | None], None]) -> None:
+    def __init__(
+        self, world: World, worker: SimulatedWorker, then: Callable[[SimulatedWorker, Gathered | None], None]
+    ) -> None:
         self._world = world
         self._worker = worker
         self._then = then
@@ -213,7 +215,7 @@ class Gathering:
                     world.request(worker, server, request, None, self._take, self._lose)
             worker.later(RETRY_S, self._ask)
 
-    def _take(self, server: str, outcome: Outcome) -> None:
+    def _take(self, server: str, outcome: PendingAnswer) -> None:
         given = self._errand.answered(server, outcome.answer)
         self._logs.update({number: outcome.parcel[number] for number in given})
 

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.control.choices import Choices
-from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import (
+from paceline.control.machines.choices import Choices
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.coordinator_events import (
     Action,
-    Adopt,
+    AdoptLeases,
     Event,
     Note,
-    Over,
     Remember,
-    Settings,
+    RunOver,
+    RunSettings,
     Tell,
     TellAgent,
     TellLeases,
     Tick,
 )
-from paceline.control.roster import Fate
-from paceline.control.serving import Aim
+from paceline.control.machines.roster import Fate
+from paceline.control.machines.server_manager import Aim
 from paceline.placement.placement import Placement
 from paceline.wire.decoding import decode
 
@@ -36,13 +36,13 @@ PLAN_AGAIN_S = 0.6
 
 
 class Head:
-    def __init__(self, world: World, settings: Settings) -> None:
+    def __init__(self, world: World, settings: RunSettings) -> None:
         self._world = world
         self.settings = settings
         self.machine: Coordinator | None = None
         self.journal: dict[str, bytes] = {}
         self.rows: set[tuple[int, int]] = set()  # (epoch, position) that the run's database has
-        self.over: Over | None = None
+        self.over: RunOver | None = None
         self.is_stopped = False
         self.crashes_soon = False  # the next time that something was remembered and not said yet
         self.stops_soon = 0.0  # for so long, the next time that it has looked at its clock
@@ -178,7 +178,7 @@ class Head:
     def _remember(self, actions: list[Action]) -> None:
         self.rows.update((row.epoch, row.position) for row in self._choices.rows_due(actions))
         for action in actions:
-            if isinstance(action, Adopt):
+            if isinstance(action, AdoptLeases):
                 self.rows.update((row.epoch, row.position) for row in action.rows)
             elif isinstance(action, Remember):
                 if action.value is None:
@@ -210,7 +210,7 @@ class Head:
                 world.processes[action.grant.member].line.put("leases", action.grant)
             elif isinstance(action, TellAgent):
                 world.agents[action.directive.agent].line.put("directive", action.directive)
-            elif isinstance(action, Over) and self.over is None:
+            elif isinstance(action, RunOver) and self.over is None:
                 self.over = action
                 world.finished(action)
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline.control.lease_set import LeaseSet
-from paceline.control.leases import LeaseGrant
-from paceline.control.member_events import Looping, Work
+from paceline.control.leases.lease_set import LeaseSet
+from paceline.control.leases.messages import LeaseGrant
+from paceline.control.machines.member_events import DoOperation, Looping
 from paceline.server.applied import AppliedLeases
-from paceline.server.messages import Apply, Load, Need
+from paceline.server.messages import ApplyLease, Load, Need
 from paceline.testing.joint.trips import Logs, Trip
 from paceline.testing.joint.truth import Log
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.workers import SimulatedWorker
     from paceline.testing.joint.world import World
 
 COMPUTE_S = 0.05
 
 
 class Leasing:
-    def __init__(self, world: World, worker: Worker) -> None:
+    def __init__(self, world: World, worker: SimulatedWorker) -> None:
         self._world = world
         self._worker = worker
-        self.hand = world.mutation.hand(worker.name)
+        self.holder = world.mutation.holder(worker.name)
         self.is_open = False
         self.is_stopped = False
         self.is_busy = False  # a lease is computed or pushed
@@ -35,13 +35,13 @@ class Leasing:
 
     @property
     def epoch(self) -> int:
-        return self.hand.epoch
+        return self.holder.epoch
 
     def begin(self) -> None:
         worker, world = self._worker, self._world
         epoch = worker.state.epoch
         worker.post(Looping())
-        self.hand.open(epoch, world.num_leases, self._begun(epoch), 1, world.num_leases)
+        self.holder.open(epoch, world.num_leases, self._begun(epoch), 1, world.num_leases)
         self.is_open = True
         self._at, self.asks_since = (-1, -1), -1.0
         worker.speak()
@@ -57,41 +57,41 @@ class Leasing:
         return begun if begun.epoch == epoch else LeaseSet(epoch)
 
     def speak(self) -> None:
-        if self.hand.epoch >= 0:
-            self._worker.line.say(self.hand.report())
+        if self.holder.epoch >= 0:
+            self._worker.line.say(self.holder.report())
 
     def hear(self, grant: LeaseGrant) -> None:
-        self.hand.hear(grant)
+        self.holder.hear(grant)
         self._look()
 
     # -- one lease after the other -----------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Between two leases."""
-        worker, hand = self._worker, self.hand
+        worker, holder = self._worker, self.holder
         if not self.is_open or self.is_busy or worker.leave_if_told():
             return
-        if worker.machine.leaving and not hand.is_leaving:
-            hand.is_leaving = True
+        if worker.machine.leaving and not holder.is_leaving:
+            holder.is_leaving = True
             self.speak()
-        if hand.is_finished or hand.is_stopped:
+        if holder.is_finished or holder.is_stopped:
             self.is_open = False
-            self.is_stopped = not hand.is_finished
+            self.is_stopped = not holder.is_finished
             self._at, self.asks_since = (-1, -1), -1.0
             self._world.after(0.0, worker.receive, worker.advance)
             return
         if self.asks_since >= 0:
             return  # it waits for a pull, and does nothing else meanwhile
         self._save_if_due()
-        lease = hand.start()
-        if lease >= 0 and self._at != (hand.epoch, lease):
-            self._at = (hand.epoch, lease)
+        lease = holder.start()
+        if lease >= 0 and self._at != (holder.epoch, lease):
+            self._at = (holder.epoch, lease)
             self._pull(lease)
 
     def _pull(self, lease: int) -> None:
-        world, hand = self._world, self.hand
+        world, holder = self._world, self.holder
         prefix = max(0, lease - world.bound) if world.bound >= 0 else 0
-        need = Need(0, hand.epoch, prefix, hand.settled)
+        need = Need(0, holder.epoch, prefix, holder.settled)
         errand = world.mutation.errand(range(world.num_ranges), pull=need, notes=True)
         self.asks_since = world.now
 
@@ -101,10 +101,10 @@ class Leasing:
             self._compute(lease, seen)
 
         def gives_way() -> bool:
-            errand.settle(hand.settled)
-            if self._at != (hand.epoch, lease) or self.is_busy:
+            errand.settle(holder.settled)
+            if self._at != (holder.epoch, lease) or self.is_busy:
                 return True
-            if hand.gives_way():
+            if holder.gives_way():
                 self._at = (-1, -1)
                 self.asks_since = -1.0
                 world.after(0.0, self._worker.receive, self._look)
@@ -114,7 +114,7 @@ class Leasing:
         Trip(world, self._worker, errand, None, pulled, gives_way)
 
     def _compute(self, lease: int, seen: Logs) -> None:
-        epoch = self.hand.epoch
+        epoch = self.holder.epoch
         self.is_busy = True
         self.asks_since = -1.0
         self._world.checks.seen_before_lease(epoch, lease, seen)
@@ -123,7 +123,7 @@ class Leasing:
 
     def _push(self, epoch: int, lease: int) -> None:
         world = self._world
-        errand = world.mutation.errand(range(world.num_ranges), push=Apply(epoch, lease), pull=Need(), notes=True)
+        errand = world.mutation.errand(range(world.num_ranges), push=ApplyLease(epoch, lease), pull=Need(), notes=True)
         self.asks_since = world.now
 
         def pushed(seen: Logs) -> None:
@@ -146,11 +146,11 @@ class Leasing:
         self._at = (-1, -1)
         self.is_busy = False
         self.asks_since = -1.0
-        self.hand.finish(lease)
+        self.holder.finish(lease)
         self.speak()
         self._look()
 
-    def refresh(self, work: Work, then: Callable[[Work], None]) -> None:
+    def refresh(self, work: DoOperation, then: Callable[[DoOperation], None]) -> None:
         """Have the newest parameters, after all leases of the epoch."""
         world, worker = self._world, self._worker
         epoch, count = worker.state.epoch, world.num_leases
@@ -177,8 +177,10 @@ class Leasing:
         world, worker = self._world, self._worker
         if not worker.is_main or world.random.random() > 0.1:
             return
-        state, epoch = worker.state, self.hand.epoch
-        errand = world.mutation.errand(range(world.num_ranges), pull=Need(0, epoch, 0, self.hand.settled), exports=True)
+        state, epoch = worker.state, self.holder.epoch
+        errand = world.mutation.errand(
+            range(world.num_ranges), pull=Need(0, epoch, 0, self.holder.settled), exports=True
+        )
 
         def saved(logs: Logs) -> None:
             found = []
@@ -187,7 +189,7 @@ class Leasing:
                 found.append((logs[number], LeaseSet(record.epoch, record.prefix, set(record.beyond))))
             world.truth.checkpoints.append(state._replace(leases=tuple(found), epoch=epoch))
 
-        Trip(world, worker, errand, None, saved, lambda: self.hand.epoch != epoch)
+        Trip(world, worker, errand, None, saved, lambda: self.holder.epoch != epoch)
 
     def load_of_lost(self, number: int, origin: int) -> tuple[Load, Log]:
         done = self._applied.to(number)

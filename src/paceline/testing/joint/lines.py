@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.control.coordinator_events import Connected, Disconnected, Event
-from paceline.control.outbox import Outbox
+from paceline.control.machines.coordinator_events import Connected, Disconnected, Event
+from paceline.control.shell.outbox import Outbox
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.processes import Process
+    from paceline.testing.joint.processes import SimulatedProcess
     from paceline.testing.joint.world import World
 
 AGAIN_S = 0.1  # until a lost connection is tried again
@@ -19,10 +19,10 @@ LATEST_S = 0.3  # a heartbeat that takes longer is a fault of its own
 SILENT_LINE_S = 1.5  # a member that hears nothing for so long connects anew
 
 
-class Line:
+class SimulatedConnection:
     """`process.hear(kind, body)` gets what the coordinator says."""
 
-    def __init__(self, world: World, process: Process, *, is_member: bool = True) -> None:
+    def __init__(self, world: World, process: SimulatedProcess, *, is_member: bool = True) -> None:
         self._world = world
         self._process = process
         self._is_member = is_member

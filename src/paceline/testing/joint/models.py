@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from paceline.collective.agreement import Course, decode_model, encode_model, fits, word_of
 from paceline.collective.choice import CostModel, candidates
-from paceline.control.messages import Plan
+from paceline.control.messages.plan import Plan
 from paceline.testing.joint.truth import Violation
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.workers import SimulatedWorker
     from paceline.testing.joint.world import World
 
 
-class Agreement:
+class ModelAgreement:
     def __init__(self, world: World, plan: Plan) -> None:
         self._world = world
         self._plan = plan
@@ -55,7 +55,7 @@ class Agreement:
         model = self._world.workers[name].models.get(self._hosts)
         return model if model is not None and fits(model, self._names) else None
 
-    def formed(self, worker: Worker) -> None:
+    def formed(self, worker: SimulatedWorker) -> None:
         if (model := self._models.get(worker.name)) is not None:
             worker.models.put(model)
 

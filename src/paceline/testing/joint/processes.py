@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from paceline.control.messages import AgentDirective, AgentReport, Vitals
-from paceline.testing.joint.lines import Line
+from paceline.control.messages.agents import AgentDirective, AgentReport, ProcessVitals
+from paceline.control.ordering import Newest
+from paceline.testing.joint.lines import SimulatedConnection
 
 if TYPE_CHECKING:
     from paceline.testing.joint.world import World
@@ -16,7 +17,7 @@ AGENT_S = 0.3
 RESTART_S = 0.3
 
 
-class Process:
+class SimulatedProcess:
     """`receive` is its only ear: what comes while it is stopped is heard when it goes on."""
 
     is_server = False
@@ -28,7 +29,7 @@ class Process:
         self.pid = pid
         self.alive = True
         self.is_stopped = False
-        self.line = Line(world, self, is_member=is_member)
+        self.line = SimulatedConnection(world, self, is_member=is_member)
         self._inbox: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def receive(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -63,16 +64,16 @@ class Process:
         """Called when it is dead."""
 
 
-class Agent(Process):
+class SimulatedAgent(SimulatedProcess):
     """Starts processes on a host, knows which of them live, kills whom it is told to."""
 
     def __init__(self, world: World, host: str) -> None:
         super().__init__(world, f"agent {host}", host, 0, is_member=False)
-        self.children: list[Process] = []
+        self.children: list[SimulatedProcess] = []
         self.exits: dict[int, str] = {}
         self.over = False
         self._number = 0
-        self._order = (0, 0)
+        self._newest = Newest()
         world.after(0.0, self.line.connect)
         world.after(0.0, self._beat)
 
@@ -97,21 +98,21 @@ class Agent(Process):
     def report(self) -> None:
         self._number += 1
         living = {
-            one.pid: Vitals("T" if one.is_stopped else "R", not one.is_stopped) for one in self.children if one.alive
+            one.pid: ProcessVitals("T" if one.is_stopped else "R", not one.is_stopped)
+            for one in self.children
+            if one.alive
         }
         servers = tuple(one.pid for one in self.children if one.alive and one.is_server)
         self.line.say(AgentReport(self.host, self._number, living, dict(self.exits), servers=servers))
 
-    def child_died(self, child: Process, how: str) -> None:
+    def child_died(self, child: SimulatedProcess, how: str) -> None:
         self.exits[child.pid] = how
         self.later(self.world.delay(), self.report)
 
     def hear(self, kind: str, body: Any) -> None:
         directive: AgentDirective = body
-        order = (directive.term, directive.number)
-        if order <= self._order:
+        if not self._newest.passes(directive):
             return
-        self._order = order
         self.over = self.over or directive.over
         for child in self.children:
             if child.alive and child.pid in directive.kill:

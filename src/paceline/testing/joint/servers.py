@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.control.member_events import Adopt, Exit, Leave, Ready, Say
-from paceline.control.messages import Introduction, Serving
-from paceline.control.serving_member import Served, ServerMember
+from paceline.control.machines.member_events import AdoptPlacement, Exit, Leave, MemberReady, SendReport
+from paceline.control.machines.server_member import ServerMember, ServingChanged
+from paceline.control.messages.members import Introduction, Serving
 from paceline.placement.placement import Placement
-from paceline.server.keeper import Keeper, Outcome
-from paceline.server.messages import Acknowledged, Apply, Commit, Forward, Request, Stage
-from paceline.testing.joint.processes import Process
+from paceline.server.keeper import PendingAnswer, RangeKeeper
+from paceline.server.messages import Acknowledged, ApplyLease, CommitStep, Forward, ServerRequest, StageStep
+from paceline.testing.joint.processes import SimulatedProcess
 from paceline.testing.joint.truth import Violation
 from paceline.wire.card import Card
 
@@ -40,7 +40,7 @@ class ListStore:
             self.logs[number] = list(parcel)
             self.staged[number] = {}
 
-    def stage(self, ranges: Sequence[int], push: Stage, parcel: Any) -> None:
+    def stage(self, ranges: Sequence[int], push: StageStep, parcel: Any) -> None:
         for number in ranges:
             self.staged[number][(push.generation, push.step, push.rank)] = parcel
 
@@ -48,14 +48,14 @@ class ListStore:
         for key in [key for key in self.staged[number] if key[:2] == (generation, step)]:
             del self.staged[number][key]
 
-    def commit(self, ranges: Sequence[int], commit: Commit) -> None:
+    def commit(self, ranges: Sequence[int], commit: CommitStep) -> None:
         for number in ranges:
             key = (commit.generation, commit.step)
             given = {rank: value for (*where, rank), value in self.staged[number].items() if tuple(where) == key}
             self._there(number).append(("step", commit.step, tuple(sorted(given.items()))))
             self.unstage(number, *key)
 
-    def apply(self, ranges: Sequence[int], push: Apply, parcel: Any) -> None:
+    def apply(self, ranges: Sequence[int], push: ApplyLease, parcel: Any) -> None:
         for number in ranges:
             self._there(number).append(("lease", push.epoch, push.lease))
 
@@ -73,16 +73,16 @@ class ListStore:
         self.staged.pop(number, None)
 
 
-class Server(Process):
+class SimulatedServer(SimulatedProcess):
     is_server = True
 
     def __init__(self, world: World, name: str, host: str, pid: int) -> None:
         super().__init__(world, name, host, pid)
         self.store = ListStore()
-        self.keeper: Keeper = world.mutation.keeper(name, self.store)
+        self.keeper: RangeKeeper = world.mutation.keeper(name, self.store)
         self.machine: ServerMember = world.mutation.server_member(name)
         self.callers: dict[Callable[[], None], None] = {}  # whom to tell when the connection breaks
-        self._waiting: list[tuple[Outcome, Callable[[Outcome], None]]] = []
+        self._waiting: list[tuple[PendingAnswer, Callable[[PendingAnswer], None]]] = []
         self._held: list[tuple[str, Forward, Any]] = []
         self._window = 0
         self._heard: object = None
@@ -94,7 +94,7 @@ class Server(Process):
     def _build(self) -> None:
         card = Card(self.name, "server", self.host, ("", 0), "", b"", False, ())
         self.line.connect()
-        self._post(Ready(Introduction(card, self.pid, self.host, self.host)))
+        self._post(MemberReady(Introduction(card, self.pid, self.host, self.host)))
         self._beat()
 
     def connected(self) -> None:
@@ -112,9 +112,9 @@ class Server(Process):
 
     def _post(self, event: Any) -> None:
         for action in self.machine.handle(event):
-            if isinstance(action, Say):
+            if isinstance(action, SendReport):
                 self.line.say(action.report)
-            elif isinstance(action, Adopt):
+            elif isinstance(action, AdoptPlacement):
                 self._adopt(action.placement)
             elif isinstance(action, Exit):
                 self.world.kill(self, f"exited ({action.verdict.value})")
@@ -136,7 +136,7 @@ class Server(Process):
         self._heard = heard
         costs = self.world.loads.costs_on(self.name, self.keeper.placement)
         synced, handed = tuple(sorted(heard.synced)), tuple(sorted(heard.handed))
-        self._post(Served(Serving(heard.version, synced, handed, window=self._window, costs=costs)))
+        self._post(ServingChanged(Serving(heard.version, synced, handed, window=self._window, costs=costs)))
 
     # -- requests and forwards ---------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Server(Process):
         self._look()
         self._tell()
 
-    def serve(self, request: Request, parcel: Any, reply: Callable[[Outcome], None]) -> None:
+    def serve(self, request: ServerRequest, parcel: Any, reply: Callable[[PendingAnswer], None]) -> None:
         self._waiting.append((self.keeper.serve(request, parcel), reply))
         self._look()
 

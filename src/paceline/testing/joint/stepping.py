@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paceline.control.member_events import Work
-from paceline.server.messages import Commit, Fence, Need, Stage
+from paceline.control.machines.member_events import DoOperation
+from paceline.server.messages import CommitStep, Fence, Need, StageStep
 from paceline.testing.joint.trips import Logs, Trip
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.workers import SimulatedWorker
     from paceline.testing.joint.world import World
 
 
 class Stepping:
-    def __init__(self, world: World, worker: Worker) -> None:
+    def __init__(self, world: World, worker: SimulatedWorker) -> None:
         self._world = world
         self._worker = worker
         self._generation = 0  # that the servers were told of
-        self.making: Commit | None = None  # the step that counts, and that servers may not have made yet
+        self.making: CommitStep | None = None  # the step that counts, and that servers may not have made yet
         self.makes_since = 0.0
 
-    def prepare(self, work: Work, then: Callable[[Work], None]) -> None:
+    def prepare(self, work: DoOperation, then: Callable[[DoOperation], None]) -> None:
         """A group is bound: what earlier generations left half done is completed, and nothing more comes of them."""
         world, worker, generation = self._world, self._worker, work.plan.generation
         if self._generation == generation:
@@ -52,16 +52,16 @@ class Stepping:
 
         Trip(world, worker, errand, None, fenced, is_over)
 
-    def stage(self, work: Work, step: int, then: Callable[[Work], None]) -> None:
+    def stage(self, work: DoOperation, step: int, then: Callable[[DoOperation], None]) -> None:
         world, worker = self._world, self._worker
         plan = work.plan
         errand = world.mutation.errand(
-            range(world.num_ranges), push=Stage(plan.generation, step, plan.rank_of(worker.name))
+            range(world.num_ranges), push=StageStep(plan.generation, step, plan.rank_of(worker.name))
         )
         parcel = (plan.generation, worker.name)
         Trip(world, worker, errand, parcel, lambda _: then(work), lambda: not worker.is_current(work))
 
-    def commit(self, commit: Commit, then: Callable[[], None]) -> None:
+    def commit(self, commit: CommitStep, then: Callable[[], None]) -> None:
         """What is agreed is committed, also when the generation is over meanwhile."""
         world, worker = self._world, self._worker
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from paceline.server.errand import Errand
-from paceline.server.keeper import Outcome
+from paceline.server.keeper import PendingAnswer
 from paceline.server.messages import Refusal
 
 if TYPE_CHECKING:
-    from paceline.testing.joint.workers import Worker
+    from paceline.testing.joint.workers import SimulatedWorker
     from paceline.testing.joint.world import World
 
 RETRY_S = 0.05
@@ -30,7 +30,7 @@ class Trip:
     def __init__(
         self,
         world: World,
-        worker: Worker,
+        worker: SimulatedWorker,
         errand: Errand,
         parcel: Any,
         then: Callable[[Logs], None],
@@ -70,7 +70,7 @@ class Trip:
             self._timed = True
             self._world.after(RETRY_S, self._ask_again)
 
-    def _take(self, server: str, outcome: Outcome) -> None:
+    def _take(self, server: str, outcome: PendingAnswer) -> None:
         if self._has_ended():
             return
         answer = outcome.answer
@@ -98,7 +98,7 @@ class Trip:
 class Loading:
     """Who loads which ranges that are empty: the main worker; what was lost, in the end anybody."""
 
-    def __init__(self, world: World, worker: Worker) -> None:
+    def __init__(self, world: World, worker: SimulatedWorker) -> None:
         self._world = world
         self._worker = worker
         self._since: dict[int, float] = {}  # when something was first found lost, by the version of that

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from paceline.control.lease_set import LeaseSet
-from paceline.control.messages import Plan, Start
-from paceline.server.messages import Commit
+from paceline.control.leases.lease_set import LeaseSet
+from paceline.control.messages.plan import Plan, PlanStart
+from paceline.server.messages import CommitStep
 
-__all__ = ["Batch", "Log", "Result", "State", "Truth", "Violation", "after"]
+__all__ = ["Log", "OperationResult", "SimulatedBatch", "SimulatedState", "Truth", "Violation", "after"]
 
 Log = tuple[tuple[Any, ...], ...]
 
@@ -17,13 +17,13 @@ class Violation(AssertionError):
     """Something that must hold does not."""
 
 
-class Batch(NamedTuple):
+class SimulatedBatch(NamedTuple):
     epoch: int
     position: int
     num_samples: int
 
 
-class State(NamedTuple):
+class SimulatedState(NamedTuple):
     """A member's training state. `body` stands for what loop bodies do: schedules, counters, the user's own values.
     Where servers have the parameters, `steps` were made there, `settling` is the commit of the last one, and `leases`
     is what a checkpoint has of each range: what is applied to it, and the record of that."""
@@ -35,29 +35,29 @@ class State(NamedTuple):
     digest: int
     body: int
     steps: int = 0
-    settling: Commit | None = None
+    settling: CommitStep | None = None
     leases: tuple[tuple[Log, LeaseSet], ...] = ()
 
 
-class Result(NamedTuple):
+class OperationResult(NamedTuple):
     """What an operation came to: enough to apply it."""
 
     operation: int
     generation: int
-    batch: Batch | None
+    batch: SimulatedBatch | None
     stopping: bool
-    commit: Commit | None = None
+    commit: CommitStep | None = None
 
 
 class Whole(NamedTuple):
     """What a newcomer gets: a state, and what the last operation came to, so that it can give that to one behind. None
     where the run was founded with this state."""
 
-    state: State
-    last: Result | None
+    state: SimulatedState
+    last: OperationResult | None
 
 
-def after(state: State, result: Result) -> State:
+def after(state: SimulatedState, result: OperationResult) -> SimulatedState:
     """The state when a result is applied to it; the loop body has not run yet."""
     digest = hash((state.digest, result.operation, result.generation, *(result.batch or ())))
     position = state.position + (result.batch.num_samples if result.batch else 0)
@@ -73,10 +73,10 @@ class Truth:
         self._digests: dict[tuple[int, int], int] = {}
         self._bodies: dict[tuple[int, int], int] = {}
         self._settled: dict[int, int] = {}
-        self._batches: dict[tuple[int, int], Batch] = {}
+        self._batches: dict[tuple[int, int], SimulatedBatch] = {}
         self._bases: dict[int, tuple[int, int]] = {}  # the lineage that a lineage goes on from, and where
         self._agreements: dict[tuple[int, int], int] = {}
-        self.checkpoints: list[State] = []
+        self.checkpoints: list[SimulatedState] = []
 
     def check(self, holds: bool, text: str) -> None:
         if not holds:
@@ -89,7 +89,7 @@ class Truth:
             self.check(known == plan, f"generation {plan.generation} was used for two plans")
             return
         self.plans[plan.generation] = plan
-        if plan.start is not Start.RECOVER:
+        if plan.start is not PlanStart.RECOVER:
             return
         lineage = self.lineage_of(plan.generation)
         settled = self._settled.get(lineage, -1)
@@ -100,13 +100,15 @@ class Truth:
 
     def lineage_of(self, generation: int) -> int:
         """The generation that founded it."""
-        return max(number for number, plan in self.plans.items() if plan.start is Start.FOUND and number <= generation)
+        return max(
+            number for number, plan in self.plans.items() if plan.start is PlanStart.FOUND and number <= generation
+        )
 
-    def founded(self, lineage: int, state: State) -> None:
+    def founded(self, lineage: int, state: SimulatedState) -> None:
         if state.lineage:
             self._bases[lineage] = (state.lineage, state.applied)
 
-    def applied(self, who: str, state: State, result: Result) -> None:
+    def applied(self, who: str, state: SimulatedState, result: OperationResult) -> None:
         """A member that counts has applied an operation."""
         key = (state.lineage, state.applied)
         known = self._digests.setdefault(key, state.digest)
@@ -114,7 +116,7 @@ class Truth:
         if result.batch is not None:
             self._batches[key] = result.batch
 
-    def applied_apart(self, state: State, result: Result) -> None:
+    def applied_apart(self, state: SimulatedState, result: OperationResult) -> None:
         """One that was given up, and has not heard of it, has applied an operation. It counts if a checkpoint of it is
         what the run goes on from: its coordinator may be dead, and the others may have left."""
         if result.batch is not None:
@@ -135,16 +137,16 @@ class Truth:
             f"{who} agreed to {next_generation} in operation {operation} of {generation}, another to {known}",
         )
 
-    def at_clean_point(self, who: str, state: State) -> None:
+    def at_clean_point(self, who: str, state: SimulatedState) -> None:
         known = self._bodies.setdefault((state.lineage, state.applied), state.body)
         self.check(known == state.body, f"{who}: loop bodies ran differently before operation {state.applied + 1}")
 
-    def published(self, who: str, state: State) -> None:
+    def published(self, who: str, state: SimulatedState) -> None:
         """A checkpoint is there for good: it must be of the one history."""
         self.settled(who, state.lineage, state.applied, state.digest)
         self.checkpoints.append(state)
 
-    def left_behind(self, who: str, state: State) -> None:
+    def left_behind(self, who: str, state: SimulatedState) -> None:
         """The run may go on from this: it has all that was final, and nothing that is not of the one history."""
         settled = self._settled.get(state.lineage, -1)
         self.check(state.applied >= settled, f"{who} left {state.applied} behind, but {settled} was settled")
@@ -153,7 +155,7 @@ class Truth:
 
     def ended(self, lineage: int, operation: int) -> None:
         """Per epoch the committed samples are the data, each once."""
-        batches: dict[int, Batch] = {}
+        batches: dict[int, SimulatedBatch] = {}
         number = operation
         while lineage:
             parent, base = self._bases.get(lineage, (0, 0))

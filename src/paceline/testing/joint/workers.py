@@ -7,47 +7,48 @@ of the group alone, one whose gradients are staged on servers (`stepping`), or l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from paceline.collective.choice import ModelShelf
-from paceline.control.lease_set import LeaseSet
-from paceline.control.leases import LeaseGrant
-from paceline.control.member import Member
-from paceline.control.member_events import (
+from paceline.control.leases.lease_set import LeaseSet
+from paceline.control.leases.messages import LeaseGrant
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import (
     Action,
-    Adopt,
-    Apply,
+    AdoptPlacement,
+    ApplyOperation,
     Begin,
     Burden,
     Caught,
-    Done,
+    DoOperation,
     Drop,
     Event,
     Exit,
     Fail,
-    Form,
-    Found,
+    FormGroup,
+    FoundRun,
     Give,
-    Kind,
     Leave,
     Looked,
+    MemberReady,
+    OperationDone,
+    OperationKind,
     Reach,
-    Ready,
-    Say,
-    Staged,
+    SendReport,
+    StateStaged,
     Surveyed,
-    Swap,
+    SwapState,
     Take,
-    Work,
 )
-from paceline.control.messages import NOTHING, Introduction, Phase, Verdict
+from paceline.control.messages.members import Introduction, Verdict
+from paceline.control.messages.plan import NOTHING, Phase
 from paceline.placement.placement import Placement
-from paceline.server.messages import Commit, Load
+from paceline.server.messages import CommitStep, Load
 from paceline.testing.joint.leasing import Leasing
-from paceline.testing.joint.processes import Process
+from paceline.testing.joint.processes import SimulatedProcess
 from paceline.testing.joint.stepping import Stepping
 from paceline.testing.joint.trips import Loading
-from paceline.testing.joint.truth import Batch, Log, Result, State, Whole, after
+from paceline.testing.joint.truth import Log, OperationResult, SimulatedBatch, SimulatedState, Whole, after
 from paceline.wire.card import Card
 
 if TYPE_CHECKING:
@@ -57,23 +58,23 @@ HEARTBEAT_S = 0.4
 ORPHAN_S = 6.0
 
 
-class Worker(Process):
+class SimulatedWorker(SimulatedProcess):
     def __init__(self, world: World, name: str, host: str, pid: int) -> None:
         super().__init__(world, name, host, pid)
         self.machine: Member = world.mutation.member(name)
         self.placement = Placement()
         self.models = ModelShelf()
-        self.state = State(0, -1, 0, 0, 0, 0)
+        self.state = SimulatedState(0, -1, 0, 0, 0, 0)
         self.leasing = Leasing(world, self) if world.is_leased else None
         self.stepping = Stepping(world, self) if world.mode == "sync" else None
         self._loading = Loading(world, self)
-        self._gift: Whole | Result | None = None
-        self._result: Result | None = None
-        self._last: Result | None = None
-        self._snapshot: State | None = None
-        self._script: Iterator[Kind | None] | None = None
+        self._gift: Whole | OperationResult | None = None
+        self._result: OperationResult | None = None
+        self._last: OperationResult | None = None
+        self._snapshot: SimulatedState | None = None
+        self._script: Iterator[OperationKind | None] | None = None
         self._awaits_state = False
-        self._work: Work | None = None
+        self._work: DoOperation | None = None
         self._works_since = 0.0
         self._exit: Exit | None = None
         self._was_main = False
@@ -96,7 +97,7 @@ class Worker(Process):
             leased=world.is_leased,
         )
         self.line.connect()
-        self.post(Ready(introduction, self._newest_checkpoint()))
+        self.post(MemberReady(introduction, self._newest_checkpoint()))
         self._script = self._leases_and_operations() if world.is_leased else self._steps_and_operations()
         self.advance()
         self._beat()
@@ -140,7 +141,7 @@ class Worker(Process):
 
     def _handle(self, event: Event) -> None:
         actions = self.machine.handle(event)
-        if isinstance(event, Done) and event.generation == self.machine.generation:
+        if isinstance(event, OperationDone) and event.generation == self.machine.generation:
             agreed = self.machine.agreed
             self.world.truth.agreed(
                 self.name, event.generation, event.operation, agreed.generation if agreed is not None else 0
@@ -163,22 +164,22 @@ class Worker(Process):
 
     # -- the script, as a user would write it ------------------------------------------------------------------------
 
-    def _steps_and_operations(self) -> Iterator[Kind | None]:
+    def _steps_and_operations(self) -> Iterator[OperationKind | None]:
         """Steps, a validation inside of the body now and then, validation and a decision after each epoch."""
         world = self.world
         while True:
             while self.state.position < world.length or self.state.applied < 0:
-                yield Kind.STEP
+                yield OperationKind.STEP
                 if (self.state.position // world.batch) % 3 == 0:
-                    yield Kind.EVALUATE
-            yield Kind.EVALUATE
-            yield Kind.DECIDE
+                    yield OperationKind.EVALUATE
+            yield OperationKind.EVALUATE
+            yield OperationKind.DECIDE
             if world.is_last(self.state.epoch):
                 break
             self.state = self.state._replace(epoch=self.state.epoch + 1, position=0)
-        yield Kind.END
+        yield OperationKind.END
 
-    def _leases_and_operations(self) -> Iterator[Kind | None]:
+    def _leases_and_operations(self) -> Iterator[OperationKind | None]:
         """None stands for an epoch of leases, or for waiting for the state."""
         assert self.leasing is not None
         if self.state.applied < 0:
@@ -189,12 +190,12 @@ class Worker(Process):
             yield None
             if self.leasing.is_stopped:
                 break
-            yield Kind.EVALUATE
-            yield Kind.DECIDE
+            yield OperationKind.EVALUATE
+            yield OperationKind.DECIDE
             if self.world.is_last(self.state.epoch):
                 break
             self.state = self.state._replace(epoch=self.state.epoch + 1)
-        yield Kind.END
+        yield OperationKind.END
 
     def advance(self) -> None:
         """The loop body runs until it wants the next operation."""
@@ -204,14 +205,14 @@ class Worker(Process):
         kind = next(self._script)
         if kind is None:
             return
-        if kind is Kind.STEP and self.state.applied >= 0:
+        if kind is OperationKind.STEP and self.state.applied >= 0:
             self.world.truth.at_clean_point(self.name, self.state)
             if self.is_main:
                 self._take_snapshot()
         self._begin(kind)
 
-    def _begin(self, kind: Kind) -> None:
-        if kind is Kind.END and not self.machine.stopping and not self.world.checks.may_end():
+    def _begin(self, kind: OperationKind) -> None:
+        if kind is OperationKind.END and not self.machine.stopping and not self.world.checks.may_end():
             self.later(0.1, self._begin, kind)
         else:
             self.post(Begin(kind))
@@ -228,12 +229,38 @@ class Worker(Process):
     # -- actions -----------------------------------------------------------------------------------------------------
 
     def _act(self, action: Action) -> None:
-        getattr(self, f"_do_{type(action).__name__.lower()}")(action)
+        match action:
+            case SendReport():
+                self._do_say(action)
+            case AdoptPlacement():
+                self._do_adopt(action)
+            case Reach():
+                self._do_reach(action)
+            case FormGroup():
+                self._do_form(action)
+            case Drop():
+                self._do_drop(action)
+            case FoundRun():
+                self._do_found(action)
+            case Give():
+                self._do_give(action)
+            case Take():
+                self._do_take(action)
+            case SwapState():
+                self._do_swap()
+            case DoOperation():
+                self._do_work(action)
+            case ApplyOperation():
+                self._do_apply(action)
+            case Exit():
+                self._do_exit(action)
+            case _:
+                assert_never(action)
 
-    def _do_say(self, action: Say) -> None:
+    def _do_say(self, action: SendReport) -> None:
         self.line.say(action.report)
 
-    def _do_adopt(self, action: Adopt) -> None:
+    def _do_adopt(self, action: AdoptPlacement) -> None:
         self.placement = action.placement
 
     def _do_reach(self, action: Reach) -> None:
@@ -243,7 +270,7 @@ class Worker(Process):
         missing = tuple(name for name in action.survey.targets if not self.world.can_dial(self.name, name))
         self.post(Surveyed(action.survey.number, missing))
 
-    def _do_form(self, action: Form) -> None:
+    def _do_form(self, action: FormGroup) -> None:
         self.world.truth.issued(action.plan)
         if not self.machine.holds_state:
             self.world.faults.joins(self)
@@ -252,17 +279,17 @@ class Worker(Process):
     def _do_drop(self, action: Drop) -> None:
         self.world.drop_groups(self, action.below)
 
-    def _do_found(self, action: Found) -> None:
+    def _do_found(self, action: FoundRun) -> None:
         plan = self.machine.plan
         assert plan is not None
         found = [state for state in self.world.truth.checkpoints if state.applied == action.base]
-        state = found[-1] if found else State(0, 0, 0, 0, 0, 0)
+        state = found[-1] if found else SimulatedState(0, 0, 0, 0, 0, 0)
         self.world.truth.issued(plan)
         lineage = self.world.truth.lineage_of(plan.generation)
         self.world.truth.founded(lineage, state)
         self.world.checks.founded(plan.generation, state)
         self.state = state._replace(lineage=lineage, settling=None)
-        self.world.truth.applied(self.name, self.state, Result(action.base, 0, None, False))
+        self.world.truth.applied(self.name, self.state, OperationResult(action.base, 0, None, False))
         self._has_state()
 
     def _do_give(self, action: Give) -> None:
@@ -275,23 +302,23 @@ class Worker(Process):
 
     def staged(self, generation: int, whole: Whole) -> None:
         """The whole state has arrived, through the group of a generation."""
-        self.receive(self._take_in, whole, Staged(generation, whole.state.applied))
+        self.receive(self._take_in, whole, StateStaged(generation, whole.state.applied))
 
-    def caught(self, generation: int, result: Result) -> None:
+    def caught(self, generation: int, result: OperationResult) -> None:
         self.receive(self._take_in, result, Caught(generation, result.operation, result.stopping))
 
-    def _take_in(self, gift: Whole | Result, event: Event) -> None:
+    def _take_in(self, gift: Whole | OperationResult, event: Event) -> None:
         kept, self._gift = self._gift, gift
         self._handle(event)
         if self._gift is gift:  # the machine did not want it
             self._gift = kept
 
-    def _do_swap(self, _: Swap) -> None:
+    def _do_swap(self) -> None:
         assert isinstance(self._gift, Whole)
         (self.state, self._last), self._gift = self._gift, None
         if not self.world.is_leased:
             self.world.truth.at_clean_point(self.name, self.state)
-        self.world.truth.applied(self.name, self.state, Result(self.state.applied, 0, None, False))
+        self.world.truth.applied(self.name, self.state, OperationResult(self.state.applied, 0, None, False))
         self._has_state()
         self.world.faults.joined(self)
 
@@ -307,45 +334,45 @@ class Worker(Process):
             return self.leasing.asks_since
         return self.stepping.makes_since if self.stepping is not None and self.stepping.making is not None else -1.0
 
-    def _do_work(self, action: Work) -> None:
+    def _do_work(self, action: DoOperation) -> None:
         self._work = action
         self._works_since = self.world.now
-        if self.stepping is not None and action.kind is Kind.STEP:
+        if self.stepping is not None and action.kind is OperationKind.STEP:
             self.stepping.prepare(action, self._compute)
-        elif self.leasing is not None and action.kind is Kind.EVALUATE:
+        elif self.leasing is not None and action.kind is OperationKind.EVALUATE:
             self.leasing.refresh(action, self._compute)  # all leases are done: all workers see the same model
         else:
             self._compute(action)
 
-    def _compute(self, action: Work) -> None:
+    def _compute(self, action: DoOperation) -> None:
         self.later(self.world.random.uniform(0.02, 0.12), self._computed, action)
 
-    def is_current(self, action: Work) -> bool:
+    def is_current(self, action: DoOperation) -> bool:
         return self.alive and self._work is action and self.machine.plan is action.plan
 
-    def _computed(self, action: Work) -> None:
+    def _computed(self, action: DoOperation) -> None:
         if not self.is_current(action):
             return
         batch, commit = None, None
-        if action.kind is Kind.STEP:
+        if action.kind is OperationKind.STEP:
             count = min(self.world.batch, self.world.length - self.state.position)
-            batch = Batch(self.state.epoch, self.state.position, count)
-        self._result = Result(action.operation, action.plan.generation, batch, False)
-        if self.stepping is not None and action.kind is Kind.STEP:
-            commit = Commit(action.plan.generation, self.state.steps + 1, len(action.plan.seats), 1.0)
+            batch = SimulatedBatch(self.state.epoch, self.state.position, count)
+        self._result = OperationResult(action.operation, action.plan.generation, batch, False)
+        if self.stepping is not None and action.kind is OperationKind.STEP:
+            commit = CommitStep(action.plan.generation, self.state.steps + 1, len(action.plan.seats), 1.0)
             self._result = self._result._replace(commit=commit)
             self.stepping.stage(action, commit.step, self._meet)
         else:
             self._meet(action)
 
-    def _meet(self, action: Work) -> None:
+    def _meet(self, action: DoOperation) -> None:
         """In the header of the operation."""
         if self.is_current(action):
             group = self.world.group_of(action.plan)
             group.enter(self, action.operation, action.kind, self.machine.offer(), self.machine.stop_asked)
 
-    def _do_apply(self, action: Apply) -> None:
-        result = self._gift if isinstance(self._gift, Result) else self._result
+    def _do_apply(self, action: ApplyOperation) -> None:
+        result = self._gift if isinstance(self._gift, OperationResult) else self._result
         self._gift = None
         assert result is not None
         self.world.truth.check(
@@ -368,7 +395,7 @@ class Worker(Process):
         if is_early and not self.world.is_leased:
             self._take_snapshot()
         self._work = None
-        if self.machine.phase is not Phase.ENDED and self.machine._wanted is not Kind.END:
+        if self.machine.phase is not Phase.ENDED and self.machine._wanted is not OperationKind.END:
             if self.stepping is not None and result.commit is not None:
                 self.stepping.commit(result.commit, self._go_on)
             else:

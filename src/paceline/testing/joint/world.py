@@ -9,23 +9,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from paceline.control.coordinator_events import Note, Over, Settings
-from paceline.control.messages import Phase, Plan
+from paceline.control.machines.coordinator_events import Note, RunOver, RunSettings
+from paceline.control.messages.plan import Phase, Plan
 from paceline.placement.placement import Placement
-from paceline.server.keeper import Outcome
-from paceline.server.messages import Request
+from paceline.server.keeper import PendingAnswer
+from paceline.server.messages import ServerRequest
 from paceline.testing.joint.checks import Checks
 from paceline.testing.joint.faults import Faults
 from paceline.testing.joint.groups import SimulatedGroup
-from paceline.testing.joint.halting import Halting
+from paceline.testing.joint.halting import SimulatedHalting
 from paceline.testing.joint.head import Head
-from paceline.testing.joint.lines import Line
+from paceline.testing.joint.lines import SimulatedConnection
 from paceline.testing.joint.loads import Loads
 from paceline.testing.joint.mutations.mutation import SOUND, Mutation
-from paceline.testing.joint.processes import Agent, Process
-from paceline.testing.joint.servers import Server
+from paceline.testing.joint.processes import SimulatedAgent, SimulatedProcess
+from paceline.testing.joint.servers import SimulatedServer
 from paceline.testing.joint.truth import Truth, Violation
-from paceline.testing.joint.workers import Worker
+from paceline.testing.joint.workers import SimulatedWorker
 
 MOST_EVENTS = 100_000
 QUIET_S = 90.0  # after the faults end, the run must end within this time
@@ -56,9 +56,9 @@ class World:
         self.num_leases = draw.randint(4, 10)
         self._is_last: dict[int, bool] = {}  # whether the training ends with an epoch, as all workers decide it
         self.truth = Truth(self.length)
-        self.processes: dict[str, Worker | Server] = {}
-        self.workers: dict[str, Worker] = {}
-        self.servers: dict[str, Server] = {}
+        self.processes: dict[str, SimulatedWorker | SimulatedServer] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.servers: dict[str, SimulatedServer] = {}
         self.is_finished = False
         self.halted = False
         self.may_fail = False
@@ -80,7 +80,7 @@ class World:
         self.lags = (0.0, 0.0, 0.05, 0.3) if self.is_served and not calm else (0.0,)
         count = draw.randint(1, 5) if not self.is_served else draw.randint(1, 4)
         self.first_servers = max(self.num_replicas, draw.randint(1, 4)) if self.is_served else 0
-        settings = Settings(
+        settings = RunSettings(
             wanted=count,
             grace_s=1.0,
             silence_s=1.0,
@@ -94,11 +94,11 @@ class World:
         )
         self.checks = Checks(self)
         self.loads = Loads(self)
-        self.halting = Halting(self)
+        self.halting = SimulatedHalting(self)
         num_hosts = draw.choice([1, 2, 2, 3, 4])
         self.hosts = "abcd"[: mutation.num_hosts or num_hosts]
         self.head = Head(self, settings)
-        self.agents = {host: Agent(self, host) for host in self.hosts}
+        self.agents = {host: SimulatedAgent(self, host) for host in self.hosts}
         self.lingers = self.is_served and draw.random() < 0.7
         for _ in range(self.first_servers):
             self.agent().start_server()
@@ -190,11 +190,11 @@ class World:
 
     def request(
         self,
-        caller: Worker,
+        caller: SimulatedWorker,
         name: str,
-        request: Request,
+        request: ServerRequest,
         parcel: Any,
-        take: Callable[[str, Outcome], None],
+        take: Callable[[str, PendingAnswer], None],
         lose: Callable[[str], None],
     ) -> None:
         """Either `take` or `lose` is called, once. What a dead worker sent may arrive, later than others, or not."""
@@ -206,17 +206,17 @@ class World:
             if server.callers.pop(lost, 0) is None:
                 caller.receive(lose, name)
 
-        def answer(outcome: Outcome) -> None:
+        def answer(outcome: PendingAnswer) -> None:
             if server.callers.pop(lost, 0) is None:
                 caller.receive(take, name, outcome)
 
-        def reply(outcome: Outcome) -> None:
+        def reply(outcome: PendingAnswer) -> None:
             if self.is_cut(caller.name, name):
                 self.after(self.delay(), lost)
             else:
                 self.after(self.delay(), answer, outcome)
 
-        def serve(then: Callable[[Outcome], None]) -> None:
+        def serve(then: Callable[[PendingAnswer], None]) -> None:
             server.receive(server.serve, request, parcel, then)
 
         def arrive() -> None:
@@ -286,7 +286,7 @@ class World:
             if self.random.random() < 0.5:
                 self._breaks[frozenset((name, other))] += 1
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[SimulatedConnection]:
         yield from [agent.line for agent in self.agents.values()]
         yield from [process.line for process in self.processes.values()]
 
@@ -302,7 +302,7 @@ class World:
         self.checks.published(placement)
         self.faults.published(placement)
 
-    def finished(self, over: Over) -> None:
+    def finished(self, over: RunOver) -> None:
         self._over = True
         self.checks.over(over)
         self.is_finished = not any(one.alive for one in self.processes.values())
@@ -321,30 +321,30 @@ class World:
 
     # -- who is there ------------------------------------------------------------------------------------------------
 
-    def agent(self) -> Agent:
+    def agent(self) -> SimulatedAgent:
         return self.random.choice(list(self.agents.values()))
 
-    def make_worker(self, host: str) -> Worker:
+    def make_worker(self, host: str) -> SimulatedWorker:
         pid = next(self._pids)
-        worker = self.workers[f"w{pid}"] = Worker(self, f"w{pid}", host, pid)
+        worker = self.workers[f"w{pid}"] = SimulatedWorker(self, f"w{pid}", host, pid)
         self.processes[worker.name] = worker
         return worker
 
-    def make_server(self, host: str) -> Server:
+    def make_server(self, host: str) -> SimulatedServer:
         pid = next(self._pids)
-        server = self.servers[f"s{pid}"] = Server(self, f"s{pid}", host, pid)
+        server = self.servers[f"s{pid}"] = SimulatedServer(self, f"s{pid}", host, pid)
         self.processes[server.name] = server
         return server
 
-    def living(self) -> list[Worker]:
+    def living(self) -> list[SimulatedWorker]:
         return [worker for worker in self.workers.values() if worker.alive]
 
-    def kill(self, process: Process, how: str) -> None:
+    def kill(self, process: SimulatedProcess, how: str) -> None:
         if not process.alive:
             return
         process.alive = False
         process.line.drop()
-        if isinstance(process, Worker):
+        if isinstance(process, SimulatedWorker):
             for group in list(self._groups.values()):
                 group.leave(process.name, died=True)
         process.died()
@@ -363,12 +363,12 @@ class World:
             self._groups[plan.generation] = SimulatedGroup(self, plan)
         return self._groups[plan.generation]
 
-    def drop_groups(self, worker: Worker, below: int) -> None:
+    def drop_groups(self, worker: SimulatedWorker, below: int) -> None:
         for generation, group in list(self._groups.items()):
             if generation < below:
                 group.leave(worker.name, died=False)
 
-    def leaves_at_end(self, worker: Worker) -> None:
+    def leaves_at_end(self, worker: SimulatedWorker) -> None:
         """Nobody exits before all have acknowledged the end."""
         plan = worker.machine.plan
         for member in plan.members if plan is not None else ():
@@ -387,7 +387,7 @@ class World:
                 f"{worker.name}: {member.phase.value} generation {member.generation} applied {member.applied} "
                 f"fenced {member.fenced} next {member.next and member.next.generation} stopped {worker.is_stopped} "
                 f"up {worker.line.is_up} placement {worker.placement.version} "
-                f"{worker.leasing.hand.report() if worker.leasing else ''}"
+                f"{worker.leasing.holder.report() if worker.leasing else ''}"
             )
         lines += [
             f"{server.name}: placement {server.keeper.placement.version} up {server.line.is_up} {server.is_stopped=}"
@@ -399,5 +399,5 @@ class World:
         return "\n".join(lines)
 
 
-def _ignore(outcome: Outcome) -> None:
+def _ignore(outcome: PendingAnswer) -> None:
     """Nobody waits for it."""

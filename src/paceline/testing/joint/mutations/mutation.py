@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from paceline.collective.agreement import Agreed, agreed
-from paceline.control.choices import Choices
-from paceline.control.coordinator import Coordinator
-from paceline.control.leases import Hand
-from paceline.control.lost_head import Move, Sight, decide
-from paceline.control.member import Member
-from paceline.control.serving_member import ServerMember
+from paceline.control.leases.holder import LeaseHolder
+from paceline.control.machines.choices import Choices
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.lost_head import OrphanMove, Sight, decide
+from paceline.control.machines.member import Member
+from paceline.control.machines.server_member import ServerMember
 from paceline.server.errand import Errand
-from paceline.server.keeper import Keeper
+from paceline.server.keeper import RangeKeeper
 
 
 class Mutation(NamedTuple):
@@ -30,10 +30,10 @@ class Mutation(NamedTuple):
     server_member: Callable[[str], ServerMember] = ServerMember
     coordinator: Callable[..., Coordinator] = Coordinator
     choices: Callable[[float], Choices] = Choices
-    keeper: Callable[..., Keeper] = Keeper
+    keeper: Callable[..., RangeKeeper] = RangeKeeper
     errand: Callable[..., Errand] = Errand
-    hand: Callable[[str], Hand] = Hand
-    halts: Callable[[Sight, float], Move] = decide
+    holder: Callable[[str], LeaseHolder] = LeaseHolder
+    halts: Callable[[Sight, float], OrphanMove] = decide
     agrees: Callable[[Sequence[int], int], Agreed] = agreed
     is_about_load: bool = False
 

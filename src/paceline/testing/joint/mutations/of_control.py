@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from paceline.collective.agreement import Agreed, Course, agreed
-from paceline.control.choices import Choices
-from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Event
-from paceline.control.member import Member
-from paceline.control.member_events import Done
-from paceline.control.messages import NOTHING, Directive, Phase, Plan, Report, Verdict
-from paceline.control.roster import Fate, Record
+from paceline.control.machines.choices import Choices
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.coordinator_events import Event
+from paceline.control.machines.member import Member
+from paceline.control.machines.member_events import OperationDone
+from paceline.control.machines.roster import Fate, MemberRecord
+from paceline.control.messages.members import Directive, Report, Verdict
+from paceline.control.messages.plan import NOTHING, Phase, Plan
 from paceline.testing.joint.mutations.mutation import Mutation
 
 
@@ -55,7 +56,7 @@ class _LeavesEarly(Member):
 
 
 class _SwitchesAnywhere(Member):
-    def _on_done(self, event: Done) -> None:
+    def _on_done(self, event: OperationDone) -> None:
         super()._on_done(event)
         if self.agreed is not None and self.phase is Phase.ACTIVE:
             self._switch()
@@ -116,7 +117,7 @@ class _SendsAPlanOnce(Choices):
 class _DismissesHolders(Coordinator):
     """Whoever it does not know has nothing that is worth keeping."""
 
-    def _adopt_holders(self, holders: list[Record]) -> None:
+    def _adopt_holders(self, holders: list[MemberRecord]) -> None:
         for record in holders:
             self._end(record, Fate.EVICTED, "is of no run that is known here")
 
@@ -144,7 +145,7 @@ class _BelievesOnlyWhoWorks(Coordinator):
         self.census.has_begun = has_begun  # type: ignore[method-assign]
 
     @staticmethod
-    def _works_in(plan: Plan, record: Record) -> bool:
+    def _works_in(plan: Plan, record: MemberRecord) -> bool:
         return record.report.generation == plan.generation and record.report.applied > NOTHING
 
 

@@ -7,48 +7,59 @@ from typing import Any
 
 import msgspec
 
-from paceline.control.coordinator import Coordinator
-from paceline.control.coordinator_events import Remember
-from paceline.control.lease_set import LeaseSet
-from paceline.control.leases import Desk
-from paceline.control.member_events import Exit, Leave
-from paceline.control.messages import Verdict
-from paceline.control.serving import Aim, Change, ServerManager
-from paceline.control.serving_member import ServerMember
+from paceline.control.leases.dispatcher import LeaseDispatcher
+from paceline.control.leases.lease_set import LeaseSet
+from paceline.control.machines.coordinator import Coordinator
+from paceline.control.machines.coordinator_events import Remember
+from paceline.control.machines.member_events import Exit
+from paceline.control.machines.server_manager import Aim, Change, ServerManager
+from paceline.control.machines.server_member import ServerMember
+from paceline.control.messages.members import Verdict
 from paceline.placement.evolving import Heard
-from paceline.placement.gauge import Window
+from paceline.placement.gauge import LoadWindow
 from paceline.placement.placement import Placement, Replicas
 from paceline.placement.placing import Homes
 from paceline.server.errand import Errand
-from paceline.server.keeper import Keeper, Outcome, Tenure
-from paceline.server.messages import Acknowledged, Answer, Apply, Commit, Forward, Load, Push, Refusal, Request, Stage
+from paceline.server.keeper import PendingAnswer, RangeKeeper, Tenure
+from paceline.server.messages import (
+    Acknowledged,
+    ApplyLease,
+    CommitStep,
+    Forward,
+    Load,
+    Push,
+    Refusal,
+    ServerAnswer,
+    ServerRequest,
+    StageStep,
+)
 from paceline.testing.joint.mutations.mutation import Mutation
 
 # -- what is acknowledged, and shown -----------------------------------------------------------------------------------
 
 
-class _WaitsForNobody(Keeper):
+class _WaitsForNobody(RangeKeeper):
     def is_released(self, waits: dict[str, int]) -> bool:
         return True
 
 
-class _ShowsWhatOnlyItHas(Keeper):
-    def serve(self, request: Request, parcel: Any) -> Outcome:
+class _ShowsWhatOnlyItHas(RangeKeeper):
+    def serve(self, request: ServerRequest, parcel: Any) -> PendingAnswer:
         outcome = super().serve(request, parcel)
         return outcome._replace(waits={}) if request.push is None and request.commit is None else outcome
 
 
-class _AnswersForWhatMoved(Keeper):
-    def finish(self, outcome: Outcome) -> Answer:
+class _AnswersForWhatMoved(RangeKeeper):
+    def finish(self, outcome: PendingAnswer) -> ServerAnswer:
         return outcome.answer
 
 
-class _HearsNoRefusal(Keeper):
+class _HearsNoRefusal(RangeKeeper):
     def acknowledged(self, server: str, message: Acknowledged) -> None:
         super().acknowledged(server, Acknowledged(message.number))
 
 
-class _RefusesOnce(Keeper):
+class _RefusesOnce(RangeKeeper):
     def take(self, sender: str, forward: Forward, parcel: Any) -> Acknowledged:
         is_known = forward.number <= self._taken.get(sender, 0)
         message = super().take(sender, forward, parcel)
@@ -58,36 +69,36 @@ class _RefusesOnce(Keeper):
 # -- what counts, once -------------------------------------------------------------------------------------------------
 
 
-class _CountsEveryPush(Keeper):
+class _CountsEveryPush(RangeKeeper):
     def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
-        return True if isinstance(push, Apply) else super()._judge(tenure, push)
+        return True if isinstance(push, ApplyLease) else super()._judge(tenure, push)
 
 
-class _KeepsNoRecord(Keeper):
+class _KeepsNoRecord(RangeKeeper):
     """As a backup: what was applied is in the state, but not in the set."""
 
     def _follow(self, ranges: Sequence[int], forward: Forward, parcel: Any) -> None:
         super()._follow(ranges, forward, parcel)
-        if isinstance(forward.push, Apply):
+        if isinstance(forward.push, ApplyLease):
             for number in ranges:
                 if number in self._tenures:
                     self._tenures[number].leases = LeaseSet()
 
 
-class _SendsNoRecord(Keeper):
+class _SendsNoRecord(RangeKeeper):
     def _send(self, server: str, ranges: tuple[int, ...], parcel: Any, **content: Any) -> None:
         if content.get("record") is not None:
             content["record"] = msgspec.structs.replace(content["record"], epoch=0, prefix=0, beyond=(), step=0)
         super()._send(server, ranges, parcel, **content)
 
 
-class _TakesForwardsAgain(Keeper):
+class _TakesForwardsAgain(RangeKeeper):
     def take(self, sender: str, forward: Forward, parcel: Any) -> Acknowledged:
         self._taken.clear()
         return super().take(sender, forward, parcel)
 
 
-class _LoadsAgain(Keeper):
+class _LoadsAgain(RangeKeeper):
     def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
         return True if isinstance(push, Load) else super()._judge(tenure, push)
 
@@ -95,7 +106,7 @@ class _LoadsAgain(Keeper):
 class _TakesLostForDone(Errand):
     def lost(self, server: str) -> None:
         if server in self._under_way:
-            self.answered(server, Answer(0))
+            self.answered(server, ServerAnswer(0))
 
 
 class _SaysOnceWhatIsDone(Errand):
@@ -108,17 +119,17 @@ class _SaysOnceWhatIsDone(Errand):
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-class _MixesGenerations(Keeper):
-    def serve(self, request: Request, parcel: Any) -> Outcome:
-        if isinstance(request.push, Stage):
+class _MixesGenerations(RangeKeeper):
+    def serve(self, request: ServerRequest, parcel: Any) -> PendingAnswer:
+        if isinstance(request.push, StageStep):
             request = msgspec.structs.replace(request, push=msgspec.structs.replace(request.push, generation=1))
         if request.commit is not None:
             request = msgspec.structs.replace(request, commit=msgspec.structs.replace(request.commit, generation=1))
         return super().serve(request, parcel)
 
 
-class _CommitsWhatIsThere(Keeper):
-    def _commit(self, ranges: Sequence[int], commit: Commit, refused: dict[int, Refusal]) -> None:
+class _CommitsWhatIsThere(RangeKeeper):
+    def _commit(self, ranges: Sequence[int], commit: CommitStep, refused: dict[int, Refusal]) -> None:
         for number in ranges:
             staged = self._tenures[number].staged.get((commit.generation, commit.step), ())
             if staged:
@@ -126,18 +137,18 @@ class _CommitsWhatIsThere(Keeper):
         super()._commit(ranges, commit, refused)
 
 
-class _HearsOldCommits(Keeper):
-    def _commit(self, ranges: Sequence[int], commit: Commit, refused: dict[int, Refusal]) -> None:
+class _HearsOldCommits(RangeKeeper):
+    def _commit(self, ranges: Sequence[int], commit: CommitStep, refused: dict[int, Refusal]) -> None:
         super()._commit(ranges, msgspec.structs.replace(commit, by=1 << 30), refused)
 
 
-class _SaysNotWhatCounted(Keeper):
-    def _counted(self, tenures: dict[int, Tenure], request: Request) -> dict[int, Commit]:
+class _SaysNotWhatCounted(RangeKeeper):
+    def _counted(self, tenures: dict[int, Tenure], request: ServerRequest) -> dict[int, CommitStep]:
         return {}
 
 
-class _IgnoresTheBound(Keeper):
-    def _is_seen(self, number: int, request: Request, pulled: dict[int, Refusal]) -> bool:
+class _IgnoresTheBound(RangeKeeper):
+    def _is_seen(self, number: int, request: ServerRequest, pulled: dict[int, Refusal]) -> bool:
         assert request.pull is not None
         need = msgspec.structs.replace(request.pull, prefix=0)
         return super()._is_seen(number, msgspec.structs.replace(request, pull=need), pulled)
@@ -146,25 +157,25 @@ class _IgnoresTheBound(Keeper):
 # -- who is primary ----------------------------------------------------------------------------------------------------
 
 
-class _FollowsAnybody(Keeper):
+class _FollowsAnybody(RangeKeeper):
     def _is_led_by(self, server: str, number: int) -> bool:
         return server != self.me or super()._is_led_by(server, number)
 
 
-class _ServesWhileItHandsOver(Keeper):
-    def _refusal(self, number: int, request: Request) -> Refusal | None:
+class _ServesWhileItHandsOver(RangeKeeper):
+    def _refusal(self, number: int, request: ServerRequest) -> Refusal | None:
         refusal = super()._refusal(number, request)
         tenure = self._tenures.get(number)
         is_handing = self._is_primary(number) and bool(self.placement.ranges[number].handing)
         return None if is_handing and tenure is not None and tenure.loaded else refusal
 
 
-class _HandsOverAtOnce(Keeper):
+class _HandsOverAtOnce(RangeKeeper):
     def heard(self) -> Heard:
         return super().heard()._replace(handed=frozenset(number for number, _ in self._handing))
 
 
-class _KeepsWhatItHad(Keeper):
+class _KeepsWhatItHad(RangeKeeper):
     """When it is to be brought up anew."""
 
     def _take_up(self) -> None:
@@ -230,7 +241,7 @@ class _RelievesWhileThingsMove(ServerManager):
 class _RelievesWithoutGain(ServerManager):
     """Whoever is busiest gives something to whoever is not, whatever comes of it."""
 
-    def _relieve(self, windows: Mapping[str, Window]) -> None:
+    def _relieve(self, windows: Mapping[str, LoadWindow]) -> None:
         loads = {name: sum(window.costs.values()) for name, window in windows.items()}
         giver, taker = max(loads, key=lambda name: loads[name]), min(loads, key=lambda name: loads[name])
         if giver == taker or not loads[giver] or not self._is_in_place():
@@ -245,20 +256,20 @@ class _RelievesWithoutGain(ServerManager):
 
 
 class _RelievesNobody(ServerManager):
-    def _relieve(self, windows: Mapping[str, Window]) -> None:
+    def _relieve(self, windows: Mapping[str, LoadWindow]) -> None:
         pass
 
 
 # -- the coordinator ---------------------------------------------------------------------------------------------------
 
 
-class _ForgetsTheDead(Desk):
+class _ForgetsTheDead(LeaseDispatcher):
     def bury(self, member: str) -> None:
         self._reports.pop(member, None)
         self._told.pop(member, None)
 
 
-class _WaitsForTheForgotten(Desk):
+class _WaitsForTheForgotten(LeaseDispatcher):
     def _first_free(self) -> int:
         lease = super()._first_free()
         return -1 if any(lease < held for held in self._holder) else lease
@@ -275,8 +286,8 @@ class _RemembersNoPlacement(Coordinator):
 class _GoesAtOnce(ServerMember):
     """A server that is asked to leave does not wait until others have what it holds."""
 
-    def _on_leave(self, event: Leave) -> None:
-        super()._on_leave(event)
+    def _on_leave(self) -> None:
+        super()._on_leave()
         self._actions.append(Exit(Verdict.RELEASED, "it was asked to leave"))
 
 
@@ -284,7 +295,7 @@ def _managed_by(kind: type[ServerManager]) -> type[Coordinator]:
     return type("_Managed", (Coordinator,), {"manager_type": kind})
 
 
-def _with_desk(kind: type[Desk]) -> type[Coordinator]:
+def _with_desk(kind: type[LeaseDispatcher]) -> type[Coordinator]:
     return type("_Desked", (Coordinator,), {"desk_type": kind})
 
 

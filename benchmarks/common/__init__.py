@@ -1,0 +1,30 @@
+"""What all benchmarks share.
+
+benchmark.py  options, the quick form, the end: tables, targets, JSON with the machine's description
+targets.py    what a figure must come to, beside what
+figures.py    contenders in turns; medians, ratios within rounds, and how they are written
+models.py     networks that several benchmarks train
+plots.py      lines in a picture, where matplotlib is installed
+"""
+
+from __future__ import annotations
+
+from benchmarks.common.benchmark import RESULTS, SKIPPED, Benchmark, Found, Option, Skipped
+from benchmarks.common.figures import interleave, median, ratio, spread, turns, with_worst
+from benchmarks.common.targets import Target
+
+__all__ = [
+    "RESULTS",
+    "SKIPPED",
+    "Benchmark",
+    "Found",
+    "Option",
+    "Skipped",
+    "Target",
+    "interleave",
+    "median",
+    "ratio",
+    "spread",
+    "turns",
+    "with_worst",
+]

@@ -1,0 +1,1 @@
+"""The libraries under measurement, each behind the same narrow contract (`base`)."""

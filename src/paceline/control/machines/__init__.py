@@ -1,0 +1,1 @@
+"""The pure machines: who is in the run, who is lost, what counts. No socket, clock or thread."""

@@ -1,0 +1,1 @@
+"""What coordinator, members and agents say to each other."""

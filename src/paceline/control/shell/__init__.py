@@ -1,0 +1,1 @@
+"""Sockets, threads and processes around the machines."""
