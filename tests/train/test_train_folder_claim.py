@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.checkpoint import find, load_model
 from paceline.errors import CheckpointError
-from paceline.train.folder_claim import FolderClaim
+from paceline.train.folder_claim import OWNER, FolderClaim
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
@@ -81,3 +81,13 @@ def test_another_optimizer_does_not_go_on_with_the_state_of_this_one(tmp_path: P
     train(tmp_path)
     with pytest.raises(ValueError, match="the state is of SGD, and this session has Adam; go on with the optimizers"):
         train(tmp_path, epochs=2, resume=True, kind=torch.optim.Adam)
+
+
+def test_a_folder_that_could_not_be_claimed_for_want_of_room_is_with_the_first_checkpoint(tmp_path: Path) -> None:
+    """Else workers that are started again would take the run's own checkpoints for another training's."""
+    claim = FolderClaim(tmp_path, "a", resumes=False)
+    claim.take()
+    (tmp_path / OWNER).unlink()
+    claim.check()
+    assert (tmp_path / OWNER).read_text() == "a"
+    assert [path.name for path in tmp_path.iterdir()] == [OWNER]

@@ -17,7 +17,7 @@ for all that the coordinator is gone.
 Invariants
 - Nothing is started once the run is over, asked to end, or failed; nothing that exited with 0, or that was asked to
   end here, is started again.
-- What `crew.py` and `coordinator_starts.py` say of restarts and of ends.
+- What `slot_group.py` and `coordinator_starts.py` say of restarts and of ends.
 - Without a coordinator that comes back, workers are not killed before they had `halt_s` to save what they hold.
 - Every way out ends: the outcome is there when no worker, no server and no coordinator of this agent is left.
 """
@@ -78,7 +78,7 @@ class Supervisor:
         ]
         self.slots = [*workers, *servers]
         self._workers, self._servers = SlotGroup(workers, rules, self._do), SlotGroup(servers, rules, self._do)
-        self._crews = (self._workers, self._servers)
+        self._slot_groups = (self._workers, self._servers)
         self.exits: dict[int, str] = {}
         self.outcome: RunOutcome | None = None
         self.stage = SupervisorStage.WORKING
@@ -138,8 +138,8 @@ class Supervisor:
         self._now = now
         if self.rules.owns_coordinator:
             self._start_coordinator()
-        for crew in self._crews:
-            crew.start_all(now)
+        for group in self._slot_groups:
+            group.start_all(now)
         return self._actions
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -229,13 +229,13 @@ class Supervisor:
     def _on_agent_directive(self, directive: AgentDirective) -> None:
         self._coordinator_heard = True
         self._coordinator_starts.worked()
-        for crew in self._crews:
-            for slot in crew.running():
+        for group in self._slot_groups:
+            for slot in group.running():
                 if slot.pid in directive.kill:
-                    crew.send(slot, signal.SIGKILL)
-            for slot in crew.slots:
+                    group.send(slot, signal.SIGKILL)
+            for slot in group.slots:
                 if slot.pid in directive.refused and self.stage is SupervisorStage.WORKING and not directive.over:
-                    crew.refuse(slot, directive.refused[slot.pid])
+                    group.refuse(slot, directive.refused[slot.pid])
         for slot in self._workers.slots:
             if slot.pid in directive.lost and slot.code == 0 and slot.state is SlotState.FINAL and not slot.lost:
                 self._take_for_lost(slot, is_over=directive.over)
@@ -259,10 +259,10 @@ class Supervisor:
             self._released = event.released
             if not self._is_over:
                 self._end_run("")
-            for crew in self._crews:
-                for slot in crew.running():
+            for group in self._slot_groups:
+                for slot in group.running():
                     if slot.kill_at is None and slot.pid not in event.known:
-                        crew.terminate(slot, self._now)  # it came when nobody was there any more to say so
+                        group.terminate(slot, self._now)  # it came when nobody was there any more to say so
             if event.verdict == "failed":
                 self._term_at = self._now + self.rules.farewell_s
         elif self.stage in (SupervisorStage.OVER, SupervisorStage.FAILING) or self._coordinator_asked:
@@ -310,16 +310,16 @@ class Supervisor:
             self._kill_all()
 
     def _kill_all(self) -> None:
-        for crew in self._crews:
-            crew.kill_all()
+        for group in self._slot_groups:
+            group.kill_all()
         if self._coordinator_runs and self._coordinator_ends_at is None:
             self._coordinator_ends_at = self._now + self.rules.grace_s
 
     def _ask_politely(self, number: int) -> None:
         if not self.rules.owns_coordinator:
             self._do(PrintLine("leaving the run after this step; Ctrl-C again to kill"))
-            for crew in self._crews:
-                crew.send_all(signal.SIGTERM)
+            for group in self._slot_groups:
+                group.send_all(signal.SIGTERM)
         elif self._sessions and self.stage is SupervisorStage.ASKED:
             self._do(PrintLine("stopping after this step; Ctrl-C again to kill"))
             self._halt("a person asked for the end")
@@ -328,8 +328,8 @@ class Supervisor:
             self._workers.send_all(number)  # servers end when the script has
 
     def _on_suspended(self) -> None:
-        for crew in self._crews:
-            crew.send_all(signal.SIGSTOP)
+        for group in self._slot_groups:
+            group.send_all(signal.SIGSTOP)
         if self._coordinator_runs:
             self._do(SignalCoordinator(signal.SIGSTOP))
         self._do(StopSelf())
@@ -337,8 +337,8 @@ class Supervisor:
     def _on_resumed(self) -> None:
         if self._coordinator_runs:
             self._do(SignalCoordinator(signal.SIGCONT))
-        for crew in self._crews:
-            crew.send_all(signal.SIGCONT)
+        for group in self._slot_groups:
+            group.send_all(signal.SIGCONT)
 
     def _on_tick(self) -> None:
         """Time alone has passed; `_decide` looks at it."""
@@ -350,8 +350,8 @@ class Supervisor:
             if slot.state is SlotState.DOUBTED and (self._now >= slot.until or not any(self._workers.running())):
                 slot.state = SlotState.FINAL
                 self._fail(slot, "")
-        for crew in self._crews:
-            crew.do_what_is_due(self._now)
+        for group in self._slot_groups:
+            group.do_what_is_due(self._now)
         if self._term_at is not None and self._now >= self._term_at:
             self._term_at = None
             self._terminate_all()
@@ -400,10 +400,10 @@ class Supervisor:
             self.stage = SupervisorStage.OVER
             self._reason = reason
         self._cancel_starts()
-        for crew in self._crews:
-            for slot in crew.running():
+        for group in self._slot_groups:
+            for slot in group.running():
                 if not slot.has_session:  # came too late to take part
-                    crew.terminate(slot, self._now)
+                    group.terminate(slot, self._now)
         self._servers_end_at = None if self._servers.is_final else self._now + self.rules.farewell_s
         self._coordinator_ends_at = self._now + self.rules.farewell_s if self._coordinator_runs else None
 
@@ -423,12 +423,12 @@ class Supervisor:
         self._term_at = self._now + self.rules.halt_s
 
     def _cancel_starts(self) -> None:
-        for crew in self._crews:
-            crew.cancel_starts()
+        for group in self._slot_groups:
+            group.cancel_starts()
 
     def _terminate_all(self) -> None:
-        for crew in self._crews:
-            crew.terminate_all(self._now)
+        for group in self._slot_groups:
+            group.terminate_all(self._now)
 
     # -- the coordinator ---------------------------------------------------------------------------------------------
 

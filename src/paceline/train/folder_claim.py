@@ -7,6 +7,7 @@ writes into the folder whose it is, and another that would begin there is refuse
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -40,20 +41,30 @@ class FolderClaim:
                 "with it (Checkpoints(resume=True), or paceline run --resume), or give another folder"
             )
         self._is_taken = True
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            partial = self._folder / f"{OWNER}-{os.getpid()}"
-            partial.write_text(self._training)
-            partial.replace(self._folder / OWNER)
-        except OSError as error:  # what is written there is refused for the same reason, and told then
-            logger.warning("cannot note in %s whose checkpoints it holds: %s", self._folder, error)
+        self._note()
 
     def check(self) -> None:
         """Before a checkpoint is written. `CheckpointError` if another training has taken the folder since."""
-        if self._owner() not in ("", self._training):
+        owner = self._owner()
+        if (
+            not owner
+        ):  # there was no room for it: workers that are started again must find it beside the first checkpoint
+            self._note()
+        elif owner != self._training:
             raise CheckpointError(
                 f"another training writes its checkpoints into {self._folder}, too; give each a folder of its own"
             )
+
+    def _note(self) -> None:
+        partial = self._folder / f"{OWNER}-{os.getpid()}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial.write_text(self._training)
+            partial.replace(self._folder / OWNER)
+        except OSError as error:  # a checkpoint is refused for the same reason, and told then
+            logger.warning("cannot note in %s whose checkpoints it holds: %s", self._folder, error)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     def _owner(self) -> str:
         try:

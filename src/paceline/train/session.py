@@ -190,7 +190,7 @@ class Session:
             *(self._join, self._headers, self._ledger, self._batches, self._strategy, self._sharing),
             *(nonfinite, self._tell),
         )
-        self._judging = Evaluator(
+        self._evaluator = Evaluator(
             *(self._join, self._headers, self._ledger, model, self._validation, self._sharing, self._check)
         )
         self._first_epoch = 0
@@ -384,7 +384,7 @@ class Session:
     def _attempt_evaluate(self, place: Place, validate: Validate, data: Any, size: int) -> Attempt:
         if self._leasing is not None:  # all leases are done: all workers see the same model
             self._leasing.refresh()
-        return self._judging.attempt_evaluate(place, validate, data, size)
+        return self._evaluator.attempt_evaluate(place, validate, data, size)
 
     @boundary
     def should_stop(self, score: float, *, patience: int, mode: Mode = "min", min_delta: float = 0.0) -> bool:
@@ -396,7 +396,7 @@ class Session:
             return bool(recorded)
         value = float(score)
         answer: bool = self._operate(
-            OperationKind.DECIDE, lambda place: self._judging.attempt_decide(place, value, patience, mode, min_delta)
+            OperationKind.DECIDE, lambda place: self._evaluator.attempt_decide(place, value, patience, mode, min_delta)
         )
         return answer
 

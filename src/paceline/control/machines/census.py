@@ -114,9 +114,8 @@ class Census:
 
     def root_cause(self, last_exit: str, agents: Collection[str]) -> str:
         """Why the run failed: what the first member that failed said, if it can say more than that it met another which
-        did something else; else how the last one died; `last_exit` is how
-        the last process ended that an agent had. Members of other agents than these are of an earlier session, which
-        this one resumed."""
+        did something else; else how the last one died. `last_exit` is how the last process ended that an agent had.
+        Members of other agents than these are of an earlier session, which this one resumed."""
         members = [record for record in self.records.values() if record.introduction.agent in agents]
         failed = [record for record in members if record.fate is Fate.FAILED]
         if failed:
