@@ -46,9 +46,7 @@ class FolderClaim:
     def check(self) -> None:
         """Before a checkpoint is written. `CheckpointError` if another training has taken the folder since."""
         owner = self._owner()
-        if (
-            not owner
-        ):  # there was no room for it: workers that are started again must find it beside the first checkpoint
+        if not owner:  # there was no room for it, and workers that are started again look for it
             self._note()
         elif owner != self._training:
             raise CheckpointError(
