@@ -18,12 +18,12 @@ from test_train_servers import settings_for
 
 from paceline.checkpoint import find, read
 from paceline.control.leases.lease_set import LeaseSet, lease_set
-from paceline.control.messages.losses import numbers_in
+from paceline.control.messages.losses import KIND, numbers_in
 from paceline.data.order import EpochOrder
 from paceline.testing.account import account_of
 from paceline.testing.counting import Counting
 from paceline.testing.rehearsal import Died, Rehearsal
-from paceline.watch.losses import find_lost
+from paceline.watch.losses import Lost, find_lost
 
 torch.set_num_threads(1)
 
@@ -177,9 +177,10 @@ def test_what_is_lost_with_the_last_copy_is_named_exactly(tmp_path: Path, consis
         run.add_server()
         results = run.finish()
         assert run.events("lost ranges")
-        told = {number for text in run.events("lost updates") for number in numbers_in(text)}
         with run.reader() as reader:
-            lost = find_lost(reader)
+            run.wait_for(lambda: reader.status().status == "ended")  # what workers told last is written by then
+            told = {number for event in reader.events() if event.kind == KIND for number in numbers_in(event.text)}
+            lost, events, plans = find_lost(reader), reader.events(), reader.plans()
     highest, lowest = (torch.tensor(results[0][name]) for name in ("highest", "lowest"))
     assert highest.tolist() == [case.epochs] * COUNTING.length, "nothing counts twice, and not all ranges were lost"
     missing = case.epochs - lowest
@@ -189,5 +190,5 @@ def test_what_is_lost_with_the_last_copy_is_named_exactly(tmp_path: Path, consis
         order = EpochOrder(COUNTING.seed, epoch, COUNTING.length)
         expected[torch.from_numpy(order.slice(lease * COUNTING.batch, (lease + 1) * COUNTING.batch))] += 1
     assert missing.tolist() == expected.tolist()
-    assert (lost.updates, lost.samples) == (len(told), len(told) * COUNTING.batch) if lost else not told
+    assert (lost or Lost(0, 0)) == Lost(len(told), len(told) * COUNTING.batch), (told, events, plans)
     assert all(result["lowest"] == results[0]["lowest"] for result in results)

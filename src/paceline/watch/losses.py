@@ -33,11 +33,12 @@ class Lost(NamedTuple):
 
 def find_lost(reader: RunReader) -> Lost | None:
     """None if nothing is lost."""
-    told = [event for event in reader.events() if event.kind == losses.KIND]
+    events = reader.events()
+    told = [event for event in events if event.kind == losses.KIND]
     if not told:
         return None
     plans, operations = reader.plans(), [step.operation for step in reader.steps()]
-    kept = [(event, _standing(event, plans, operations)) for event in told]
+    kept = [(event, _standing(event, events, plans, operations)) for event in told]
     numbers = {number for event, last in kept for number in losses.numbers_in(event.text) if last < 0 or number <= last}
     if not numbers and all(last >= 0 for _, last in kept):
         return None  # the run went back to a checkpoint from before, and did it all again
@@ -73,7 +74,10 @@ def find_shortfall(reader: RunReader) -> Shortfall:
     return Shortfall(str(find_lost(reader) or ""), find_unsaved(reader))
 
 
-def _standing(event: EventRow, plans: list[PlanRow], operations: list[int]) -> int:
-    """The last update that was not done again since, because the run was founded anew; -1 if it was not."""
-    bases = [plan.base for plan in plans if plan.start == PlanStart.FOUND.value and plan.time > event.time]
+def _standing(told: EventRow, events: list[EventRow], plans: list[PlanRow], operations: list[int]) -> int:
+    """The last update that was not done again since, because the run was founded anew; -1 if it was not. By the order
+    of events, not by their times: clocks jump."""
+    later = {event.text for event in events if event.kind == "plan" and event.id > told.id}
+    founded = [plan for plan in plans if plan.start == PlanStart.FOUND.value]
+    bases = [plan.base for plan in founded if any(text.startswith(f"generation {plan.generation} ") for text in later)]
     return bisect_right(operations, min(bases)) if bases else -1
