@@ -60,15 +60,15 @@ chaos: $(READY)
 # PyTorch's own suite for backends of torch.distributed, on Gloo and on Paceline: the same tests must be run, all must pass.
 torch-suite: $(READY)
 	for size in 2 4; do \
-		$(BIN)/python tests/c10d/torch_suite.py --world-size $$size --backend gloo --only '^(?!test_all_to_all)' --json torch-suite-gloo-$$size.json && \
-		$(BIN)/python tests/c10d/torch_suite.py --world-size $$size --json torch-suite-$$size.json --against torch-suite-gloo-$$size.json \
+		$(BIN)/python -m tests.c10d.torch_suite --world-size $$size --backend gloo --only '^(?!test_all_to_all)' --json torch-suite-gloo-$$size.json && \
+		$(BIN)/python -m tests.c10d.torch_suite --world-size $$size --json torch-suite-$$size.json --against torch-suite-gloo-$$size.json \
 		|| exit 1; \
 	done
 
 # Programs of Accelerate, Lightning and Transformers on Gloo and on Paceline: the same must come out, and a death must be told.
 torch-tools: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,tools]"
-	$(BIN)/python tests/c10d/torch_tools.py
+	$(BIN)/python -m tests.c10d.torch_tools
 
 # Longer than a test may take: thousands of operations, deaths and re-formed groups.
 soak: $(READY)

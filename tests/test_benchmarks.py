@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.table import Table
+
+import paceline
 from benchmarks import __main__ as runner
 from benchmarks import catalogue
 from benchmarks.allreduce import benchmark as allreduce
@@ -25,9 +28,6 @@ from benchmarks.shares.measure import Results as SharesResults
 from benchmarks.shares.plan import AT_ONCE, AUTO, CNN, DDP, EQUAL
 from benchmarks.shares.plan import Plan as SharesPlan
 from benchmarks.shares.trainers import NUM_WARM, Trained
-from rich.table import Table
-
-import paceline
 from paceline.cli.bench.allreduce import libraries
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,11 +9,11 @@ import statistics
 
 import msgspec
 import pytest
-from balance_worlds import SAMPLE_S, Seat, World, seats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.balance import Balance, StepTiming
+from tests.balance.worlds import SAMPLE_S, Seat, World, seats
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import worlds
 from torch._subclasses.fake_tensor import FakeTensorMode
-from worlds import each, init, wait_for_the_end_of_threads
 
 import paceline.c10d
 from paceline.testing.crew import Crew
+from tests.c10d import worlds
+from tests.c10d.worlds import each, init, wait_for_the_end_of_threads
 
 
 @pytest.fixture(scope="module")

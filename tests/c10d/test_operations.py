@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import programs
 import pytest
-import worlds
 
 from paceline.testing.crew import Crew
+from tests.c10d import programs, worlds
 
 
 @pytest.fixture(scope="module", params=["aa", "aab"])

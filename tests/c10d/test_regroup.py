@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import worlds
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
-from worlds import each, free_port, init, total, wait_for_the_end_of_threads
 
 import paceline.c10d
 from paceline import errors
@@ -27,6 +25,8 @@ from paceline.collective import Group, succession
 from paceline.store.torch_store import _kept
 from paceline.testing.crew import Crew, say
 from paceline.wire.connection import Connection
+from tests.c10d import worlds
+from tests.c10d.worlds import each, free_port, init, total, wait_for_the_end_of_threads
 
 
 @pytest.fixture

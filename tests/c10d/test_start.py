@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_helpers import completed, eventually, paceline, write_script
 
 from paceline import store
 from paceline.engine.local import free_port
+from tests.engine.commands import completed, eventually, paceline, write_script
 
 SOURCE = str(Path(store.__file__).resolve().parents[2])
 pytestmark = pytest.mark.timeout(100)

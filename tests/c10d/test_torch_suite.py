@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch_exclusions
 
-SUITE = Path(__file__).with_name("torch_suite.py")
+from tests.c10d import torch_exclusions
 
 
 @pytest.mark.timeout(240)
@@ -19,7 +18,16 @@ SUITE = Path(__file__).with_name("torch_suite.py")
 def test_passes_a_selection_of_torchs_own_suite(world_size: int, tmp_path: Path) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's suite needs it; it is installed by make")
     results = tmp_path / "results.json"
-    command = [sys.executable, str(SUITE), "--quick", "--world-size", str(world_size), "--json", str(results)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.c10d.torch_suite",
+        "--quick",
+        "--world-size",
+        str(world_size),
+        "--json",
+        str(results),
+    ]
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=220, env=environment)
     assert done.returncode == 0, done.stderr[-20_000:]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import trainings
-import worlds
 
 from paceline.testing.crew import Crew
+from tests.c10d import trainings, worlds
 
 
 @pytest.fixture(scope="module")

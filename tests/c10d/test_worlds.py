@@ -18,10 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend fake
-import worlds
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
-from worlds import each, free_port, init, total, wait_for_the_end_of_threads
 
 import paceline.c10d
 from paceline import errors
@@ -36,6 +34,8 @@ from paceline.testing import netlab
 from paceline.testing.crew import Crew, say
 from paceline.testing.netlab import Netlab
 from paceline.wire.deadline import Deadline
+from tests.c10d import worlds
+from tests.c10d.worlds import each, free_port, init, total, wait_for_the_end_of_threads
 
 SHORT = timedelta(seconds=2)
 

@@ -1,7 +1,7 @@
 """PyTorch's own suite for backends of torch.distributed, on Paceline or on Gloo.
 
-    python torch_suite.py --world-size 2 --json results.json            # the whole on Paceline
-    python torch_suite.py --world-size 2 --backend gloo --list          # what would be run
+    python -m tests.c10d.torch_suite --world-size 2 --json results.json            # the whole on Paceline
+    python -m tests.c10d.torch_suite --world-size 2 --backend gloo --list          # what would be run
 
 The suite ships with torch (`torch.testing._internal.distributed.distributed_test`). It decides when it is imported, by
 the name of the backend, which tests apply. It is imported here as if for Gloo, and run on what was asked for: so the
@@ -24,7 +24,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-import torch_exclusions
+from tests.c10d import torch_exclusions
 
 POLL_S = 0.005
 

@@ -1,7 +1,7 @@
 """Programs of Accelerate, Lightning and Transformers on Paceline, against the same on Gloo.
 
-    python torch_tools.py                               # all, on two and three processes
-    python torch_tools.py --only lightning --sizes 2    # some
+    python -m tests.c10d.torch_tools                               # all, on two and three processes
+    python -m tests.c10d.torch_tools --only lightning --sizes 2    # some
 
 Each program of the folder `tools` is run three times: by torchrun, on Gloo; by `paceline run --backend paceline`, as it
 is; by torchrun, asking for Paceline itself. What its ranks computed must be the same. Then with a rank that is killed:
@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import worlds
+
+from tests.c10d import worlds
 
 PROGRAMS = Path(__file__).with_name("tools")
 PACKAGES = ("torch", "accelerate", "lightning", "torchmetrics", "transformers")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from checkpoint_samples import assert_same, contents
 
 from paceline.checkpoint import CheckpointWriter, SaveStage, find, read, write
 from paceline.checkpoint.pending import Pending
@@ -30,6 +29,7 @@ from paceline.wire import calls
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.handshake import Visitor
+from tests.checkpoint.samples import assert_same, contents
 
 WAIT_S = 20.0
 

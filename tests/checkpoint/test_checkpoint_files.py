@@ -20,7 +20,6 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from checkpoint_samples import assert_same, contents, weights
 
 from paceline.checkpoint import Contents, files, find, newest_good, read, write
 from paceline.checkpoint import manifest as manifests
@@ -28,6 +27,7 @@ from paceline.custody import names
 from paceline.custody.partial import PREFIX, Partial, sweep
 from paceline.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.testing.crew import Crew, say
+from tests.checkpoint.samples import assert_same, contents, weights
 
 FILES = [names.MODEL, names.STATE, names.MANIFEST]
 

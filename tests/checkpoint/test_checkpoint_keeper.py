@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_samples import assert_same, contents
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from paceline.custody.partial import PREFIX, sweep
 from paceline.custody.shelf import SCORES, RetentionRules, choose
 from paceline.errors import CheckpointError
 from paceline.testing.crew import Crew, say
+from tests.checkpoint.samples import assert_same, contents
 
 WAIT_S = 20.0
 Make = Callable[..., CheckpointWriter]

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import layouts
 import pytest
 import torch
 
 from paceline.collective import Group, Handle
 from paceline.collective.memory_channel import BIN_BYTES, LARGE_BYTES
 from paceline.testing.crew import Crew
+from tests.collective import layouts
 
 SIZES = [0, 1, 2, 7, 1000, 16 * 1024 + 1, 300_001]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

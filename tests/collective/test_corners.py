@@ -29,7 +29,7 @@ from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.frame import TensorSpec
 from paceline.wire.memory import Arena, SharedMemory
-from wire.wire_helpers import eventually
+from tests.wire.helpers import eventually
 
 
 def use_after_close(group: Group) -> None:

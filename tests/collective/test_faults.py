@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import layouts
 import pytest
 import torch
 
@@ -22,6 +21,7 @@ from paceline.collective import Group
 from paceline.collective.neighbourhood import FIXED_BYTES, LIFELINES_AT
 from paceline.errors import DeadlineExceeded, GroupAborted, GroupClosed, GroupError, PeerLost
 from paceline.testing.crew import Crew, say
+from tests.collective import layouts
 
 # Far above what it takes (milliseconds), far below any deadline of a wait: what is tested is that the death itself
 # ends the wait.

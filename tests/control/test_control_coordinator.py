@@ -12,9 +12,7 @@ from paceline.control.machines.coordinator import Coordinator
 from paceline.control.machines.coordinator_events import (
     CoordinatorState,
     Disconnected,
-    Event,
     Note,
-    Remember,
     RunSettings,
     Tick,
 )
@@ -27,41 +25,7 @@ from paceline.control.messages.members import Directive, Introduction, Report, S
 from paceline.control.messages.plan import Phase, PlanStart
 from paceline.placement.placement import Placement, Replica, Replicas
 from paceline.wire.card import Card
-
-WORKING: dict[str, Any] = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "generation": 1, "fenced": 1, "applied": 5}
-
-
-class Table:
-    """A coordinator and what members say to it."""
-
-    def __init__(self, settings: RunSettings = RunSettings(wanted=2, fewest=2)) -> None:
-        self.now = 0.0
-        self._numbers: dict[str, int] = {}
-        self._memory: dict[str, bytes] = {}
-        self._settings = settings
-        self.machine = Coordinator(self._settings, self.now)
-
-    def report(self, member: str, facts: Any = None, **fields: Any) -> None:
-        number = self._numbers[member] = self._numbers.get(member, 0) + 1
-        card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
-        introduction = Introduction(card, self.pid_of(member), "h", "", facts or {})
-        self.handle(Report(member, number, 1, introduction=introduction, **fields))
-
-    @staticmethod
-    def pid_of(member: str) -> int:
-        return sum(map(ord, member))
-
-    def handle(self, event: Event) -> None:
-        self.now += 0.01
-        for action in self.machine.handle(event, self.now):
-            if isinstance(action, Remember) and action.value is not None:
-                self._memory[action.key] = action.value
-
-    def restart(self) -> None:
-        self.machine = Coordinator(self._settings, self.now, self._memory)
-
-    def fate_of(self, member: str) -> Fate | None:
-        return self.machine.records[member].fate
+from tests.control.table import WORKING, Table
 
 
 @pytest.fixture

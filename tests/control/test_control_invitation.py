@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from control_helpers import new_config, serving, training
 
 from paceline.control.shell import invitation
 from paceline.control.shell.client import command
@@ -18,6 +17,7 @@ from paceline.control.shell.ticket import Ticket
 from paceline.errors import AddressError, CallFailed, HandshakeRefused
 from paceline.wire.deadline import Deadline
 from paceline.wire.identity import Identity
+from tests.control.helpers import new_config, serving, training
 
 
 def soon() -> Deadline:

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from control_helpers import card_of
 
 from paceline.control.journal.folder import LOCK_FILE, FolderLock, FolderRefused, prepare, refuse_network, type_of_mount
 from paceline.control.journal.journal import Happening, Journal, JournalError, MemberState
@@ -23,6 +22,7 @@ from paceline.control.messages.progress import MetricRow, StepRow
 from paceline.watch.audit import audit
 from paceline.watch.history import standing_steps
 from paceline.wire.identity import Identity
+from tests.control.helpers import card_of
 
 MOUNTS = r"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from control_helpers import WAIT_S, eventually, new_config, training
 
 from paceline.control.exit_codes import BROKEN, INTERRUPTED
 from paceline.control.journal.reader import RunReader
@@ -21,6 +20,7 @@ from paceline.control.shell.service import StatusAnswer
 from paceline.control.shell.ticket import Access, Ticket, read_access
 from paceline.errors import PacelineError
 from paceline.wire.deadline import Deadline
+from tests.control.helpers import WAIT_S, eventually, new_config, training
 
 
 def status(ticket: Ticket) -> StatusAnswer:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from control_helpers import Net, Trainee, eventually, introduction_of, new_config, serving, team, training
 
 from paceline.control.exit_codes import ENDED, FAILED, INTERRUPTED
 from paceline.control.journal.reader import RunReader
@@ -32,6 +31,7 @@ from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
+from tests.control.helpers import Net, Trainee, eventually, introduction_of, new_config, serving, team, training
 
 
 def soon() -> Deadline:

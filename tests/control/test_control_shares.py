@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from test_control_coordinator import WORKING, Table
 
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.control.machines.roster import MemberRecord
@@ -13,6 +12,7 @@ from paceline.control.machines.seating import seats_for
 from paceline.control.messages.members import Introduction
 from paceline.control.messages.plan import Phase, Plan, PlanStart
 from paceline.wire.card import Card
+from tests.control.table import WORKING, Table
 
 
 def record(member: str, capacity: float = 0.0, tried: tuple[float, float] | None = None) -> MemberRecord:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_samples import Augmented
 from torch.utils.data import TensorDataset
 
 from paceline.data.dataset import fingerprint
+from tests.data.samples import Augmented
 
 
 @dataclass

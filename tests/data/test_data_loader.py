@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_samples import Augmented, Gated, Troubled, after, batches_of, works
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from paceline.data.collating import BatchMaker
@@ -26,6 +25,7 @@ from paceline.data.dataset import check_dataset
 from paceline.data.loader import MAX_DEATHS, Loader, LoaderOptions
 from paceline.data.window import BatchSpec
 from paceline.errors import LoaderError
+from tests.data.samples import Augmented, Gated, Troubled, after, batches_of, works
 
 TWO = LoaderOptions(num_workers=2)
 
@@ -185,7 +185,7 @@ def test_an_error_of_the_dataset_reaches_the_caller_and_the_loader_goes_on(num_w
             told = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
             assert "sample 13 in epoch 0" in told
             if num_workers:
-                assert "data_samples.py" in told
+                assert "samples.py" in told
                 assert "__getitem__" in told
         assert loader.fetch(plan[2], after(plan, 2)).tolist() == [2]
 
@@ -307,7 +307,7 @@ def test_a_forgotten_loader_ends_its_workers() -> None:
 def test_an_interpreter_that_exits_without_close_does_not_hang(ending: str) -> None:
     script = f"""
         import multiprocessing
-        from data_samples import Augmented, after, works
+        from tests.data.samples import Augmented, after, works
         from paceline.data.loader import Loader, LoaderOptions
         loader = Loader(Augmented(), seed=0, options=LoaderOptions(num_workers=2))
         plan = works(0, 0, [[1], [2], [3]])

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 import torch
-from data_samples import Augmented, Gated, after, batches_of, works
 
 from paceline.data import pool
 from paceline.data.loader import MAX_DEATHS, Loader, LoaderOptions
+from tests.data.samples import Augmented, Gated, after, batches_of, works
 
 TWO = LoaderOptions(num_workers=2)
 
@@ -208,7 +208,7 @@ class Starting:
 def test_loader_workers_end_with_a_trainer_that_is_killed(context: str) -> None:
     script = f"""
         import multiprocessing, time
-        from data_samples import Augmented, after, works
+        from tests.data.samples import Augmented, after, works
         from paceline.data.loader import Loader, LoaderOptions
         if __name__ == "__main__":
             loader = Loader(

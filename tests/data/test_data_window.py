@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from data_samples import after, works
 
 from paceline.data.window import BatchSpec, LoaderRequest, PrefetchWindow
+from tests.data.samples import after, works
 
 
 def test_requests_go_out_in_order_then_idle() -> None:

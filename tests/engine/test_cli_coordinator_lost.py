@@ -8,11 +8,21 @@ import signal
 from pathlib import Path
 
 import pytest
-from custody_runs import Run, faults_of, final_counts, finish, newest, operations_in, pids_on, run_over, wait_until
 
 from paceline.control.exit_codes import HALTED
 from paceline.control.journal.reader import RunReader
 from paceline.testing import netlab
+from tests.engine.host_runs import (
+    Run,
+    faults_of,
+    final_counts,
+    finish,
+    newest,
+    operations_in,
+    pids_on,
+    run_over,
+    wait_until,
+)
 
 pytestmark = [
     pytest.mark.hosts,

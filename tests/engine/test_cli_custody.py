@@ -7,7 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from custody_runs import (
+
+from paceline.testing import netlab
+from tests.engine.host_runs import (
     BATCH,
     LENGTH,
     faults_of,
@@ -18,8 +20,6 @@ from custody_runs import (
     run_over,
     wait_until,
 )
-
-from paceline.testing import netlab
 
 pytestmark = [
     pytest.mark.hosts,

@@ -10,17 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_helpers import Command, eventually, is_alive, paceline, write_script
 
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
+from tests.engine.commands import Command, eventually, is_alive, paceline, write_script
 
-HERE = str(Path(__file__).parent)
-TRAINING = f"""
+TRAINING = """
 import sys
-sys.path.insert(0, {HERE!r})
-import engine_members
-verdict = engine_members.train(10**6)
+from tests.engine import members
+verdict = members.train(10**6)
 sys.exit(0 if verdict == "released" else 1)
 """
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +14,7 @@ from paceline.control.journal.reader import RunReader
 from paceline.testing import netlab
 from paceline.testing.netlab import Host, Netlab
 from paceline.watch.audit import audit, history_of
+from tests.engine.host_runs import start_on, wait_until
 
 pytestmark = pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
 
@@ -40,21 +37,6 @@ for epoch in session.epochs(10_000):
     if session.should_stop(float("inf") if enough.exists() else -float(session.steps), patience=0):
         break
 """
-
-
-def paceline(host: Host, *arguments: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "paceline", *arguments]
-    return host.popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def wait_until(condition: Callable[[], Any], *processes: subprocess.Popen[bytes]) -> Any:
-    deadline = time.monotonic() + 90
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        assert all(process.poll() is None for process in processes), "a command ended too early"
-        time.sleep(0.05)
-    return found
 
 
 def ranks_at_work(place: Path) -> list[int]:
@@ -93,7 +75,7 @@ class Pair:
         wait_until(lambda: ranks_at_work(self.place) == [0, 1], self.run, self.join)
 
     def _start(self, host: Host, *arguments: str) -> subprocess.Popen[bytes]:
-        process = paceline(host, *arguments)
+        process = start_on(host, *arguments)
         self._stack.enter_context(process)
         self._stack.callback(process.kill)
         return process

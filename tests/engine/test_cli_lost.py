@@ -7,8 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from engine_helpers import eventually, paceline, write_script
-from test_cli_servers import pids_of
 
 from paceline.checkpoint import find
 from paceline.checkpoint.files import read
@@ -17,6 +15,7 @@ from paceline.control.journal.reader import RunReader
 from paceline.control.messages import losses
 from paceline.watch import words
 from paceline.watch.summary import summarise
+from tests.engine.commands import eventually, paceline, pids_of, write_script
 
 TRAINING = """
 import pathlib, time

@@ -9,7 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from custody_runs import (
+
+from paceline.control.exit_codes import HALTED
+from paceline.testing import netlab
+from paceline.testing.counting import Counting
+from paceline.testing.netlab import Netlab
+from tests.engine.host_runs import (
     Run,
     faults_of,
     final_counts,
@@ -20,11 +25,6 @@ from custody_runs import (
     run_over,
     wait_until,
 )
-
-from paceline.control.exit_codes import HALTED
-from paceline.testing import netlab
-from paceline.testing.counting import Counting
-from paceline.testing.netlab import Netlab
 
 pytestmark = [
     pytest.mark.hosts,

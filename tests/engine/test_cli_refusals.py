@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_helpers import completed, eventually, paceline, write_script
+
+from tests.engine.commands import completed, eventually, paceline, write_script
 
 pytestmark = pytest.mark.timeout(180)
 

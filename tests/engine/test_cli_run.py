@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_helpers import Command, completed, eventually, is_alive, paceline, state_of, write_script
 
 from paceline.control.shell.ticket import VARIABLE
 from paceline.engine.slots import AgentRules
+from tests.engine.commands import Command, completed, eventually, is_alive, paceline, state_of, write_script
 
 FOREVER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cli_hosts import paceline, wait_until
 
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import MemberRow, RunReader
 from paceline.control.shell.ticket import read_access
 from paceline.testing import netlab
 from paceline.testing.netlab import Netlab
+from tests.engine.host_runs import start_on, wait_until
 
 pytestmark = pytest.mark.skipif(netlab.why_unavailable() is not None, reason=netlab.why_unavailable() or "")
 
@@ -73,7 +73,7 @@ def test_workers_and_servers_on_two_hosts_come_to_what_one_process_comes_to(tmp_
     with Netlab(2) as lab, contextlib.ExitStack() as stack:
 
         def start(host: int, *arguments: str) -> subprocess.Popen[bytes]:
-            process = paceline(lab.hosts[host], *arguments)
+            process = start_on(lab.hosts[host], *arguments)
             stack.enter_context(process)
             stack.callback(process.kill)
             return process

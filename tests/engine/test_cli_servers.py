@@ -6,27 +6,17 @@ import os
 import signal
 from pathlib import Path
 
-from engine_helpers import Command, completed, eventually, is_alive, paceline, write_script
-
-from paceline.control.journal.labels import read_started
 from paceline.control.shell.ticket import ACCESS_FILE, read_access
+from tests.engine.commands import Command, completed, eventually, is_alive, paceline, pids_of, write_script
 
-HERE = str(Path(__file__).parent)
-TRAINING = f"""
-import sys
-sys.path.insert(0, {HERE!r})
-import engine_members
-engine_members.train(10**6)
+TRAINING = """
+from tests.engine import members
+members.train(10**6)
 """
 
 
 def servers(command: Command) -> list[int]:
     return [pid for pid in command.processes("paceline.server") if pid not in command.processes("reaper.py")]
-
-
-def pids_of(folder: Path, label: str, name: str = "a") -> list[int]:
-    """All that were ever started in this slot."""
-    return read_started(folder / "runs" / name).slots.get(label, [])
 
 
 def agent_log(folder: Path) -> str:

@@ -9,22 +9,19 @@ import signal
 from pathlib import Path
 
 import pytest
-from engine_helpers import Command, completed, eventually, paceline, write_script
 
 from paceline.cli.people import pick
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
-
-HERE = str(Path(__file__).parent)
+from tests.engine.commands import Command, completed, eventually, paceline, write_script
 
 
 def training(folder: Path, num_steps: int, pace_s: float = 0.01, before: str = "", after: str = "") -> str:
     body = f"""
 import os, sys
-sys.path.insert(0, {HERE!r})
-import engine_members
+from tests.engine import members
 {before}
-verdict = engine_members.train({num_steps}, {pace_s})
+verdict = members.train({num_steps}, {pace_s})
 {after}
 sys.exit(0 if verdict == "released" else 1)
 """
@@ -106,7 +103,7 @@ def test_a_worker_is_killed_and_the_run_goes_on_with_its_successor(tmp_path: Pat
 
 
 def test_a_script_that_fails_everywhere_fails_the_run_with_its_traceback(tmp_path: Path) -> None:
-    script = training(tmp_path, 3, before="engine_members.inherited()\nraise ValueError('bad data')")
+    script = training(tmp_path, 3, before="members.inherited()\nraise ValueError('bad data')")
     code, _, err = completed(tmp_path, "run", "-n", "2", "--name", "a", script)
     assert code == 1
     assert err.splitlines()[-2:] == ["ValueError: bad data", f"logs: {tmp_path / 'runs' / 'a' / 'logs'}"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_helpers import completed, write_script
 
 from paceline.engine.running import Hosting
 from paceline.engine.speeds import Capacity, parse_capacity, parse_shares
+from tests.engine.commands import completed, write_script
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from engine_helpers import Command, completed, eventually, paceline, write_script
 
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
 from paceline.custody.names import find
+from tests.engine.commands import Command, completed, eventually, paceline, write_script
 
 LENGTH = 96
 TRAINING = """

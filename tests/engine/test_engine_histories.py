@@ -7,7 +7,6 @@ import signal
 
 import msgspec
 import pytest
-from engine_driver import KILLED
 
 from paceline.control.messages.agents import AgentDirective
 from paceline.engine.events import (
@@ -28,6 +27,7 @@ from paceline.engine.events import (
 )
 from paceline.engine.slots import AgentRules
 from paceline.engine.supervisor import Supervisor, SupervisorStage
+from tests.engine.driver import KILLED
 
 
 class World:

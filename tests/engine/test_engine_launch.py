@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 from typing import cast
 
-import engine_tasks
 import pytest
 
 from paceline import engine
@@ -22,6 +21,7 @@ from paceline.engine.folders import ClaimedFolder
 from paceline.engine.running import code_of
 from paceline.errors import LaunchFailed
 from paceline.watch.losses import Shortfall
+from tests.engine import tasks
 
 launching = importlib.import_module("paceline.engine.launch")  # the package has a function of this name
 
@@ -29,7 +29,7 @@ SOURCE = str(Path(engine.__file__).resolve().parents[2])
 
 
 def test_results_come_in_order_from_other_processes(tmp_path: Path) -> None:
-    results = launch(engine_tasks.rank_times, 10, workers=3, folder=tmp_path)
+    results = launch(tasks.rank_times, 10, workers=3, folder=tmp_path)
     assert [value for value, _ in results] == [0, 10, 20]
     pids = {pid for _, pid in results}
     assert len(pids) == 3
@@ -37,17 +37,17 @@ def test_results_come_in_order_from_other_processes(tmp_path: Path) -> None:
 
 
 def test_servers_may_stand_beside_the_workers(tmp_path: Path) -> None:
-    results = launch(engine_tasks.rank_times, 10, workers=2, servers=1, name="a", folder=tmp_path)
+    results = launch(tasks.rank_times, 10, workers=2, servers=1, name="a", folder=tmp_path)
     assert [value for value, _ in results] == [0, 10], "servers have no result"
     assert (tmp_path / "a" / "logs" / "s0.log").exists()
     with pytest.raises(ValueError, match="each replica needs its own server"):
-        launch(engine_tasks.rank_times, 10, servers=1, replicas=2, name="b", folder=tmp_path)
+        launch(tasks.rank_times, 10, servers=1, replicas=2, name="b", folder=tmp_path)
     assert not (tmp_path / "b").exists()
 
 
 def test_the_root_cause_is_raised_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="rank 1 lost it") as caught:
-        launch(engine_tasks.fail_on, 1, workers=3, folder=tmp_path)
+        launch(tasks.fail_on, 1, workers=3, folder=tmp_path)
     (note,) = caught.value.__notes__
     assert "raised by w1" in note
     assert "in fail_on" in note
@@ -55,18 +55,18 @@ def test_the_root_cause_is_raised_with_its_traceback(tmp_path: Path) -> None:
 
 def test_an_error_that_cannot_travel_is_told(tmp_path: Path) -> None:
     with pytest.raises(LaunchFailed, match=r"(?s)w0 .*exited with code 1.*Unportable: 1 and 2\nlogs: "):
-        launch(engine_tasks.fail_strangely, workers=1, folder=tmp_path)
+        launch(tasks.fail_strangely, workers=1, folder=tmp_path)
     with pytest.raises(LaunchFailed, match="was killed by SIGKILL"):
-        launch(engine_tasks.die, workers=1, folder=tmp_path)
+        launch(tasks.die, workers=1, folder=tmp_path)
     with pytest.raises(Exception, match="lambda"):
-        launch(engine_tasks.return_unportable, workers=1, folder=tmp_path)
+        launch(tasks.return_unportable, workers=1, folder=tmp_path)
 
 
 def test_it_works_on_any_thread(tmp_path: Path) -> None:
     results: list[int] = []
 
     def run() -> None:
-        results.extend(value for value, _ in launch(engine_tasks.rank_times, 1, workers=2, folder=tmp_path))
+        results.extend(value for value, _ in launch(tasks.rank_times, 1, workers=2, folder=tmp_path))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -79,7 +79,7 @@ def test_a_function_that_cannot_travel_is_refused_before_anything_starts(tmp_pat
     with pytest.raises(ValueError, match="cannot be sent to other processes"):
         launch(lambda: lock.locked(), workers=1, folder=tmp_path)
     with pytest.raises(ValueError, match="cannot be sent to other processes"):
-        launch(engine_tasks.fail_on, lock, workers=1, folder=tmp_path)
+        launch(tasks.fail_on, lock, workers=1, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,9 +184,9 @@ def test_what_was_lost_is_told(
     monkeypatch.setattr("paceline.engine.running.find_shortfall", lambda _, had_record: Shortfall(LOSS))
     if strict:
         with pytest.raises(LaunchFailed, match=f"the run a has ended, but lost: {LOSS}; logs: "):
-            launch(engine_tasks.rank_times, 1, workers=1, name="a", folder=tmp_path, strict=True)
+            launch(tasks.rank_times, 1, workers=1, name="a", folder=tmp_path, strict=True)
     else:
-        assert launch(engine_tasks.rank_times, 1, workers=1, name="a", folder=tmp_path)[0][0] == 0
+        assert launch(tasks.rank_times, 1, workers=1, name="a", folder=tmp_path)[0][0] == 0
     assert (f"paceline: the run a has ended\nlost: {LOSS}" in capfd.readouterr().err) is not strict
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_helpers import SESSION, eventually, is_alive, state_of
 
 from paceline import engine
 from paceline.control.shell.ticket import Ticket
@@ -21,6 +20,7 @@ from paceline.engine.base import Process, exit_words
 from paceline.engine.local import Job, LocalEngine
 from paceline.engine.output import Output
 from paceline.engine.reaper_handle import ReaperHandle, guarded
+from tests.engine.commands import SESSION, eventually, is_alive, state_of
 
 TICKET = Ticket(
     run="a", folder="", address=("127.0.0.1", 0), local_name="", host="", secret=b"s", fingerprint=b"f", tls=False

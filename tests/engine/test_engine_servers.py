@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 import pytest
-from engine_driver import KILLED, Driver, sent, starts
 
 from paceline.control.exit_codes import HALTED, START_AGAIN
 from paceline.control.machines.coordinator_events import RunSettings
@@ -28,6 +27,7 @@ from paceline.engine.local import SERVER_COMMAND, Job
 from paceline.engine.running import Hosting
 from paceline.engine.slots import AgentRules, SlotState
 from paceline.engine.speeds import parse_ranges
+from tests.engine.driver import KILLED, Driver, sent, starts
 
 # Of an agent with two workers and two servers.
 W0, W1, S0, S1 = range(4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 import pytest
-from engine_driver import KILLED, Driver, sent, starts
 
 from paceline.control.exit_codes import FULL, HALTED, START_AGAIN
 from paceline.control.messages.agents import AgentDirective
@@ -30,6 +29,7 @@ from paceline.engine.events import (
 )
 from paceline.engine.slots import AgentRules, SlotState
 from paceline.engine.supervisor import SupervisorStage
+from tests.engine.driver import KILLED, Driver, sent, starts
 
 # -- workers ---------------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from relief_worlds import ReliefWorld
 
 from paceline.placement.gauge import ENTER, LEAST, LEAVE, Gauge, LoadWindow
 from paceline.placement.placing import Site
 from paceline.placement.relief import Rests, best_move
 from paceline.placement.relieving import CannotRelieve, Relieving
+from tests.placement.relief_worlds import ReliefWorld
 
 HERE = {"a": Site(1.0, "h0"), "b": Site(1.0, "h1"), "c": Site(1.0, "h2")}
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from server_helpers import IDS, NUM_RANGES, PARTITIONS, SETTINGS, SPEC, Group, group_of
 
 from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
@@ -18,6 +17,7 @@ from paceline.server.messages import CommitStep, Need, ServerRequest
 from paceline.server.parcels import Parcel
 from paceline.server.post import Postbox
 from paceline.strategy.served_rows import ServedRows
+from tests.server.helpers import IDS, NUM_RANGES, PARTITIONS, SETTINGS, SPEC, Group, group_of
 
 HALF = IDS[::2]
 

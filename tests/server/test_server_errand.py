@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from keeper_cases import replicas
-
 from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
 from paceline.server.messages import ApplyLease, CommitStep, Need, RangeRecord, Refusal, ServerAnswer, StageStep
 from paceline.wire.card import Card
+from tests.server.keeper_cases import replicas
 
 
 def placed(*primaries: str, version: int = 1) -> Placement:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from keeper_cases import Group, replicas
 
 from paceline.placement.placement import Replica, Replicas
 from paceline.server.messages import ApplyLease, CommitStep, Fence, Load, Need, Refusal, ServerRequest, StageStep
+from tests.server.keeper_cases import Group, replicas
 
 # -- who may ask for what ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from server_helpers import IDS, NUM_RANGES, group_of, identity, in_thread
 
 from paceline.errors import DeadlineExceeded, PacelineError, RequestRefused, Unserved
 from paceline.server import client as clients
@@ -23,6 +22,7 @@ from paceline.server.parcels import Parcel
 from paceline.server.store import TensorStore
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
+from tests.server.helpers import IDS, NUM_RANGES, group_of, identity, in_thread
 
 SIZES = [(servers, replicas) for servers in (1, 2, 3) for replicas in range(1, servers + 1)]
 sizes = pytest.mark.parametrize(("num_servers", "num_replicas"), SIZES)

@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import pytest
-import strategy_cases as cases
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -19,6 +18,7 @@ from paceline.strategy.header import Row, exchange
 from paceline.strategy.loss_calls import piece_sizes, pieces
 from paceline.strategy.numerics import Examined
 from paceline.strategy.options import SessionOptions
+from tests.strategy import cases
 
 
 def linear() -> nn.Linear:

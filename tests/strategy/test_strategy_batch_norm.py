@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy
 import pytest
-import strategy_cases as cases
 import torch
 import torch.nn.functional as functional
 from torch import nn
@@ -19,6 +18,7 @@ from paceline.strategy import Synchronous, batch_norm, buckets, overlap
 from paceline.strategy.batch_norm import SyncedNorms, judge_roll
 from paceline.strategy.options import SessionOptions
 from paceline.testing.crew import Crew, Raised
+from tests.strategy import cases
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy
 import pytest
-import strategy_cases as cases
 import torch
 from torch import nn
 
@@ -18,6 +17,7 @@ from paceline.strategy import Flag, Notice, Synchronous
 from paceline.strategy.header import Row, exchange, exchange_text
 from paceline.strategy.options import SessionOptions
 from paceline.testing.crew import Crew, say
+from tests.strategy import cases
 
 NUM_STEPS = 3
 

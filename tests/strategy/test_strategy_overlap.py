@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy
 import pytest
-import strategy_cases as cases
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +16,7 @@ from paceline.errors import GroupAborted
 from paceline.strategy import Notice, Synchronous, buckets, overlap
 from paceline.strategy.options import SessionOptions
 from paceline.testing.crew import Crew, Raised
+from tests.strategy import cases
 
 SHARES = (7, 4, 1)
 

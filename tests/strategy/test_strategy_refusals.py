@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import strategy_cases as cases
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -13,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from paceline.errors import StrategyError
 from paceline.strategy import Contribution, Synchronous, loss_calls
 from paceline.strategy.options import SessionOptions
+from tests.strategy import cases
 
 
 def linear() -> nn.Linear:

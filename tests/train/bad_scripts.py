@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from trainers import Numbered
 
 import paceline
 from paceline.errors import Refused
 from paceline.testing.rehearsal import say, worker_number
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
+from tests.train.trainers import Numbered
 
 
 class Other(Numbered):

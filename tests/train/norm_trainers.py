@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from trainers import Numbered
 
 from paceline.testing.rehearsal import say, worker_number
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
+from tests.train.trainers import Numbered
 
 LENGTH = 82  # the last batch of an epoch has two samples, fewer than there are workers
 BATCH = 20

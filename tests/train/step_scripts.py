@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from trainers import Numbered
 
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import EpochOrder
@@ -17,6 +16,7 @@ from paceline.testing.rehearsal import say
 from paceline.train.evaluation import Every, Total
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
+from tests.train.trainers import Numbered
 
 SEED = 11
 FEW = 5  # samples of the small data
@@ -267,6 +267,6 @@ def reference_scores(weights: list[float], length: int) -> dict[str, Any]:
 
 def loader_steps(enough: str) -> dict[str, Any]:
     """With loader workers of its own."""
-    from trainers import train
+    from tests.train.trainers import train
 
     return train(0, 0.005, enough, loader=LoaderOptions(num_workers=2))

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from bad_scripts import odd_ones
 from torch import nn
 from torch.utils.data import IterableDataset
-from trainers import Numbered
 
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.train import joining
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
+from tests.train.bad_scripts import odd_ones
+from tests.train.trainers import Numbered
 
 
 class Stream(IterableDataset[int]):

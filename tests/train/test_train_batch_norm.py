@@ -6,15 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import norm_trainers
 import pytest
 import torch
-from norm_trainers import BATCH, LENGTH, train
 
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.strategy.options import SessionOptions
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.train.session import Session
+from tests.train import norm_trainers
+from tests.train.norm_trainers import BATCH, LENGTH, train
 
 pytestmark = pytest.mark.timeout(180)
 

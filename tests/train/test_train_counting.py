@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from counting_trainers import Case, train, train_and_give_late
-from test_train_leases import num_leases, wait_for_leases
-from test_train_servers import settings_for
 
 from paceline.checkpoint import find, read
 from paceline.control.leases.lease_set import LeaseSet, lease_set
@@ -24,6 +21,8 @@ from paceline.testing.account import account_of
 from paceline.testing.counting import Counting
 from paceline.testing.rehearsal import Died, Rehearsal
 from paceline.watch.losses import Lost, find_lost
+from tests.train.counting_trainers import Case, train, train_and_give_late
+from tests.train.server_runs import num_leases, settings_for, wait_for_leases
 
 torch.set_num_threads(1)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainers import BATCH, LENGTH, check_alike, check_samples, train
-
 from paceline.testing.rehearsal import Died, Rehearsal
+from tests.train.trainers import BATCH, LENGTH, check_alike, check_samples, train
 
 STEPS = -(-LENGTH // BATCH)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
-from trainers import BATCH, LENGTH, SEED, Numbered, check_alike, check_samples, make_model, train
 
 from paceline.data.order import Orders
 from paceline.testing.rehearsal import Rehearsal
+from tests.train.trainers import BATCH, LENGTH, SEED, Numbered, check_alike, check_samples, make_model, train
 
 STEPS = -(-LENGTH // BATCH)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainers import BATCH, LENGTH, check_alike, check_samples, train, train_with_a_laggard, train_with_held_transfers
 
 from paceline.checkpoint import files, find, newest_good
 from paceline.control.exit_codes import START_AGAIN
@@ -22,6 +21,15 @@ from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Died, Rehearsal, say, worker_number
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
+from tests.train.trainers import (
+    BATCH,
+    LENGTH,
+    check_alike,
+    check_samples,
+    train,
+    train_with_a_laggard,
+    train_with_held_transfers,
+)
 
 STEPS = -(-LENGTH // BATCH)
 QUICK = RunSettings(wanted=3, fewest=1, silence_s=1.0)

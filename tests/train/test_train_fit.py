@@ -19,7 +19,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from trainers import BATCH, LENGTH, Numbered, make_model
 
 from paceline.engine.speeds import PROBE_VARIABLE
 from paceline.strategy.options import SessionOptions
@@ -32,6 +31,7 @@ from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 from paceline.train.task import Best, EarlyStopping, Task, Validation
 from paceline.train.warming import warm_up
+from tests.train.trainers import BATCH, LENGTH, Numbered, make_model
 
 STEPS = -(-LENGTH // BATCH)
 

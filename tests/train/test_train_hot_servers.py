@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from skewed_trainers import STEPS, Skewed, rows_take_time, the_first_is_slow, train_skewed
 
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.server.layout import NUM_PARTITIONS
 from paceline.testing.rehearsal import Rehearsal
+from tests.train.skewed_trainers import STEPS, Skewed, rows_take_time, the_first_is_slow, train_skewed
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from table_trainers import BATCH, LENGTH, STEPS, Case, alone, train
-from test_train_servers import check_nothing_left, settings_for
 from torch import nn
 
 from paceline.control.machines.member import Member
@@ -20,15 +18,12 @@ from paceline.testing.rehearsal import Rehearsal
 from paceline.train.membership import Membership, Released
 from paceline.train.session import Session
 from paceline.watch.audit import audit
+from tests.train.server_runs import check_nothing_left, settings_for, wait_for_leases
+from tests.train.table_trainers import BATCH, LENGTH, STEPS, Case, alone, train
 
 torch.set_num_threads(1)
 
 ASYNC = Case("server", "adamw", consistency="async")
-
-
-def num_leases(run: Rehearsal) -> int:
-    with run.reader() as reader:
-        return len(reader.steps())
 
 
 class Looking:
@@ -52,12 +47,6 @@ def test_a_worker_that_is_told_to_go_waits_for_no_server() -> None:
     membership.check()  # what it computes it may finish
     with pytest.raises(Released, match="left the run"):
         membership.check_wait()
-
-
-def wait_for_leases(run: Rehearsal, count: int) -> None:
-    """Until these many more are done."""
-    wanted = num_leases(run) + count
-    run.wait_for(lambda: num_leases(run) >= wanted)
 
 
 def check_counts(run: Rehearsal, epochs: int) -> None:

@@ -6,10 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-from trainers import BATCH, LENGTH, check_alike, check_samples, train
-
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Rehearsal
+from tests.train.trainers import BATCH, LENGTH, check_alike, check_samples, train
 
 STEPS = -(-LENGTH // BATCH)
 SILENCE_S = 1.0

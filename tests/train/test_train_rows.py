@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainers import (
+from paceline.testing.rehearsal import Died, Rehearsal
+from paceline.watch.audit import audit, history_of
+from tests.train.trainers import (
     BATCH,
     LENGTH,
     check_samples,
@@ -13,9 +15,6 @@ from trainers import (
     train_and_kill_the_donor,
     train_unheard_until_a_checkpoint,
 )
-
-from paceline.testing.rehearsal import Died, Rehearsal
-from paceline.watch.audit import audit, history_of
 
 STEPS = -(-LENGTH // BATCH)
 

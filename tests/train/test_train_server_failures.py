@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-import failing_servers
 import pytest
 import torch
-from failing_servers import FAILING
-from table_trainers import STEPS, Case, alone, check_close, train
-from test_train_servers import check_nothing_left, settings_for, wait_for_steps
 
 from paceline.testing.rehearsal import Rehearsal
+from tests.train import failing_servers
+from tests.train.failing_servers import FAILING
+from tests.train.server_runs import check_nothing_left, settings_for, wait_for_steps
+from tests.train.table_trainers import STEPS, Case, alone, check_close, train
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from table_trainers import STEPS, Case, alone, check_alike, check_close, train
 from torch import nn
 
 from paceline.checkpoint import find
@@ -19,31 +18,10 @@ from paceline.control.messages.losses import numbers_in
 from paceline.nn import Embedding
 from paceline.testing.rehearsal import Rehearsal
 from paceline.train.session import Session
+from tests.train.server_runs import check_nothing_left, settings_for, wait_for_steps
+from tests.train.table_trainers import STEPS, Case, alone, check_alike, check_close, train
 
 torch.set_num_threads(1)
-
-
-def settings_for(workers: int, servers: int, replicas: int = 1) -> RunSettings:
-    """Silence is suffered as long as it usually is: less, and a machine that keeps a process waiting for half a second
-    would decide how a test ends."""
-    return RunSettings(wanted=workers, fewest=1, servers=servers, replicas=replicas)
-
-
-def steps_of(run: Rehearsal) -> int:
-    return max((said[0] for worker in range(len(run.workers)) for said in run.said(worker)), default=0)
-
-
-def wait_for_steps(run: Rehearsal, count: int) -> None:
-    """Until there are these many more."""
-    wanted = steps_of(run) + count
-    run.wait_for(lambda: steps_of(run) >= wanted)
-
-
-def check_nothing_left(run: Rehearsal) -> None:
-    """Servers end with the run, in order."""
-    run.wait_for(lambda: all(server.exit_code is not None for server in run.servers))
-    run.wait_for(lambda: run.coordinator.poll() is not None)
-    assert run.ticket.local_name not in Path("/proc/net/unix").read_text()
 
 
 # Rows that come late and go early, and are asked for ahead: the same in one process and in many.

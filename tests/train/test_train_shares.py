@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from trainers import check_samples
-from unequal_trainers import BATCH, by_worker, normalised, num_steps, slow_for_a_while, train_unequal
 
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing.rehearsal import Died, Rehearsal
+from tests.train.trainers import check_samples
+from tests.train.unequal_trainers import BATCH, by_worker, normalised, num_steps, slow_for_a_while, train_unequal
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,17 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from step_scripts import (
-    loader_steps,
-    nonfinite_steps,
-    odd_steps,
-    reference_odd_steps,
-    reference_scores,
-    staged_script,
-    statistics_steps,
-)
 from torch import nn
-from trainers import BATCH, LENGTH, Numbered, check_alike, check_samples
 
 from paceline.checkpoint import Contents, find, write
 from paceline.checkpoint.files import Skipped
@@ -32,6 +22,16 @@ from paceline.testing.rehearsal import Rehearsal
 from paceline.train import saving, sources
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
+from tests.train.step_scripts import (
+    loader_steps,
+    nonfinite_steps,
+    odd_steps,
+    reference_odd_steps,
+    reference_scores,
+    staged_script,
+    statistics_steps,
+)
+from tests.train.trainers import BATCH, LENGTH, Numbered, check_alike, check_samples
 
 
 def check_close(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from table_trainers import STEPS, Case, alone, check_alike, check_close, train
-from test_train_servers import settings_for
 from torch import nn
 
 from paceline.checkpoint import find
@@ -17,6 +15,8 @@ from paceline.strategy.served_rows import ServedRows
 from paceline.testing.rehearsal import Rehearsal
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
+from tests.train.server_runs import settings_for
+from tests.train.table_trainers import STEPS, Case, alone, check_alike, check_close, train
 
 torch.set_num_threads(1)
 

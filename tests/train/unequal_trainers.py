@@ -15,13 +15,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from trainers import LENGTH, Numbered, digest, make_model
 
 from paceline.testing.rehearsal import say, worker_number
 from paceline.train import sharing
 from paceline.train.loops import steps as step_loop
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
+from tests.train.trainers import LENGTH, Numbered, digest, make_model
 
 BATCH = 40
 SAMPLE_S = 1e-3

@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from watch_samples import step
 
 from paceline.control.journal.reader import StepRecord
 from paceline.watch.audit import Audit, SampleSpan, audit, history_of
+from tests.watch.samples import step
 
 QUICK = settings(deadline=None, max_examples=60)  # a busy machine is no fault of the code
 LENGTHS, BATCHES = st.integers(1, 200), st.integers(1, 40)

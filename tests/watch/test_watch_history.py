@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 
 import pytest
-from watch_samples import EPOCH, a_whole_run, plan_row, step, writing
 
 from paceline.control.journal.reader import RunReader, StepRecord
 from paceline.control.messages.plan import PlanStart
 from paceline.watch.history import losses, metrics, standing_steps
 from paceline.watch.look import RecentSteps, look_at
+from tests.watch.samples import EPOCH, a_whole_run, plan_row, step, writing
 
 
 def test_losses_and_metrics_are_lists_of_one_length(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import io
 import threading
 from pathlib import Path
 
-from control_helpers import eventually, new_config, serving, training
 from rich.console import Console
 
 from paceline.control.journal.reader import RunReader
@@ -14,6 +13,7 @@ from paceline.watch import status
 from paceline.watch.display import watch
 from paceline.watch.history import losses
 from paceline.watch.summary import summarise
+from tests.control.helpers import eventually, new_config, serving, training
 
 
 def test_a_run_is_followed_from_its_beginning_to_its_end(tmp_path: Path) -> None:

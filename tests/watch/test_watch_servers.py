@@ -7,9 +7,6 @@ import platform
 from pathlib import Path
 
 import pytest
-from test_watch_display import watching
-from test_watch_status import drawn
-from watch_samples import START, Writer, a_whole_run, writing
 
 from paceline.control.journal.labels import write_started
 from paceline.control.journal.reader import RunReader
@@ -20,6 +17,8 @@ from paceline.watch.lines import progress_line
 from paceline.watch.look import Look, look_at
 from paceline.watch.servers import in_one_line, staleness_of
 from paceline.watch.summary import summarise
+from tests.watch.samples import START, Writer, a_whole_run, writing
+from tests.watch.screens import drawn, watching
 
 WORKER, FIRST, SECOND = "aaaaaaaaaaaaaaaa", "cccccccccccccccc", "dddddddddddddddd"
 

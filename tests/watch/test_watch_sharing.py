@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_watch_display import watching
-from test_watch_status import drawn
-from watch_samples import Writer, a_whole_run, writing
 
 from paceline.control.journal.journal import MemberState
 from paceline.control.journal.reader import RunReader
 from paceline.watch import status
+from tests.watch.samples import Writer, a_whole_run, writing
+from tests.watch.screens import drawn, watching
 
 REASON = "16:16 became 21:11: bbbbbbbbbbbbbbbb takes 61 ms for 16 samples, aaaaaaaaaaaaaaaa 32 ms for 16 samples"
 SHORT = "16:16 became 21:11: bbbbbbbb takes 61 ms for 16 samples, aaaaaaaa 32 ms for 16 samples"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -15,8 +14,6 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from rich.console import Console
-from watch_samples import EPOCH, START, Writer, a_whole_run, step, writing
 
 from paceline.control.journal.folder import LOCK_FILE
 from paceline.control.journal.journal import JournalError
@@ -26,12 +23,8 @@ from paceline.control.messages.plan import PlanStart
 from paceline.watch import status
 from paceline.watch.look import QUIET_S, look_at, speed
 from paceline.watch.summary import summarise
-
-
-def drawn(reader: RunReader, width: int = 120) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    status.render(reader, console)
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+from tests.watch.samples import EPOCH, START, Writer, a_whole_run, step, writing
+from tests.watch.screens import drawn
 
 
 def never_started(writer: Writer) -> None:

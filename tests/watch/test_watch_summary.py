@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from watch_samples import EPOCH, START, a_whole_run, event_row, plan_row, step, writing
 
 from paceline.control.journal.reader import RunReader, StepRecord
 from paceline.control.messages.plan import PlanStart
 from paceline.watch.summary import find_outages, summarise
+from tests.watch.samples import EPOCH, START, a_whole_run, event_row, plan_row, step, writing
 
 
 def lines_of(folder: Path) -> list[str]:

@@ -18,7 +18,7 @@ from paceline.wire.endpoint import Endpoint
 from paceline.wire.guardian import guardian
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
-from wire.wire_helpers import SECRET, WAIT_S, eventually
+from tests.wire.helpers import SECRET, WAIT_S, eventually
 
 
 def endpoint_of(member: str, *, tls: bool) -> Endpoint:

@@ -15,7 +15,7 @@ from paceline.wire.calls import CallBody, Handler, Reply, call, serve, stream
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.waiting import Wanted
-from wire.wire_helpers import PAIRS, WAIT_S, connected, in_background, soon
+from tests.wire.helpers import PAIRS, WAIT_S, connected, in_background, soon
 
 BIG = 4 << 20
 

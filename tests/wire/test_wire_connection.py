@@ -18,7 +18,7 @@ from paceline.wire.connection import Connection, drop_sent
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import raw_bytes
 from paceline.wire.waiting import Wanted
-from wire.wire_helpers import (
+from tests.wire.helpers import (
     EVERY_DTYPE,
     PAIRS,
     WAIT_S,

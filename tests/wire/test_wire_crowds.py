@@ -15,7 +15,7 @@ from paceline.wire.endpoint import Endpoint
 from paceline.wire.mapping import PAGE
 from paceline.wire.memory import SharedMemory
 from paceline.wire.waiting import PLAIN
-from wire.wire_helpers import assert_serves, credentials, eventually, soon
+from tests.wire.helpers import assert_serves, credentials, eventually, soon
 
 
 def test_silent_visitors_of_one_address_do_not_keep_those_of_this_host_out(monkeypatch: pytest.MonkeyPatch) -> None:

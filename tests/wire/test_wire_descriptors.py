@@ -23,7 +23,7 @@ from paceline.wire.descriptors import Fd, creating, eventfd, pidfd_of_self
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handover import receive_descriptors, send_descriptors
 from paceline.wire.memory import Arena, SharedMemory
-from wire.wire_helpers import (
+from tests.wire.helpers import (
     SECRET,
     WAIT_S,
     assert_serves,
@@ -110,7 +110,7 @@ def test_the_death_of_a_trainer_is_seen_although_its_loader_workers_live(tls: bo
         told = {"port": endpoint.address[1], "secret": SECRET.hex(), "tls": tls}
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         trainer = subprocess.Popen(
-            [sys.executable, "-m", "wire.wire_trainer"], stdin=subprocess.PIPE, env=environment, text=True
+            [sys.executable, "-m", "tests.wire.trainer"], stdin=subprocess.PIPE, env=environment, text=True
         )
         workers: list[int] = []
         try:

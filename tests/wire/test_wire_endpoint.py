@@ -27,7 +27,7 @@ from paceline.wire.frame import MAGIC, PREFIX
 from paceline.wire.handshake import Visitor
 from paceline.wire.identity import Identity
 from paceline.wire.waiting import PLAIN, is_ready
-from wire.wire_helpers import (
+from tests.wire.helpers import (
     WAIT_S,
     assert_serves,
     connected,

@@ -25,7 +25,7 @@ from paceline.wire.frame import HANDSHAKE_LIMITS
 from paceline.wire.handshake import VERSION, Challenge, Credentials, HandshakeAnswer, Hello
 from paceline.wire.identity import Identity, fingerprint_of, verify
 from paceline.wire.waiting import PLAIN
-from wire.wire_helpers import SECRET, WAIT_S, assert_serves, credentials, eventually, in_background, soon, visit
+from tests.wire.helpers import SECRET, WAIT_S, assert_serves, credentials, eventually, in_background, soon, visit
 
 WAYS = ["plain", "tls", "unix"]
 every_way = pytest.mark.parametrize("way", WAYS)

@@ -21,7 +21,7 @@ from paceline.wire.descriptors import Fd
 from paceline.wire.handover import receive_descriptors, send_descriptors
 from paceline.wire.mapping import PAGE
 from paceline.wire.memory import Arena, SharedMemory, available_bytes, total_bytes
-from wire.wire_helpers import EVERY_DTYPE, WAIT_S, connected, in_fork, same_bits, some_tensor, soon
+from tests.wire.helpers import EVERY_DTYPE, WAIT_S, connected, in_fork, same_bits, some_tensor, soon
 
 START = PAGE
 SIZE = 64 * PAGE

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.reachable import unreachable
-from wire.wire_helpers import credentials, eventually, num_welcomes
+from tests.wire.helpers import credentials, eventually, num_welcomes
 
 
 def closed_port() -> tuple[str, int]:

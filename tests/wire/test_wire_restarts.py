@@ -10,7 +10,7 @@ from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
-from wire.wire_helpers import SECRET, eventually, soon
+from tests.wire.helpers import SECRET, eventually, soon
 
 
 @pytest.mark.parametrize("tls", [False, True])

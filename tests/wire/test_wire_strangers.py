@@ -14,7 +14,7 @@ from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
-from wire.wire_helpers import SECRET, soon
+from tests.wire.helpers import SECRET, soon
 
 NOBODY = 65534
 STRANGER = """

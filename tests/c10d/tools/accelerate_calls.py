@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tool_program
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -20,6 +19,8 @@ from accelerate.utils import (
 )
 from torch import nn
 from torch.utils.data import DataLoader
+
+from tests.c10d.tools import tool_program
 
 if tool_program.explicit_backend is not None:
     dist.init_process_group(tool_program.explicit_backend)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import tool_program
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from torch import nn
 from torch.utils.data import DataLoader
+
+from tests.c10d.tools import tool_program
 
 if tool_program.explicit_backend is not None:
     # Accelerate takes no name for CPU processes but gloo and mpi, and a group that is there already.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import lightning
-import tool_program
 import torch
 from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.fabric.strategies import ModelParallelStrategy as FabricModelParallelStrategy
@@ -14,6 +13,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
+
+from tests.c10d.tools import tool_program
 
 backend = tool_program.explicit_backend
 given: dict[str, Any] = {"process_group_backend": backend} if backend else {}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import lightning
-import tool_program
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from tests.c10d.tools import tool_program
 
 
 class Classifier(lightning.LightningModule):

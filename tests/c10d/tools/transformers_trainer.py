@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy
-import tool_program
 import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+from tests.c10d.tools import tool_program
 
 if tool_program.explicit_backend is not None:
     # It asks Accelerate, which takes no name for CPU processes but gloo and mpi, and a group that is there already.

@@ -99,9 +99,7 @@ class Run:
         self._stack.close()
 
     def start(self, host: Host, *arguments: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOST": host.address}
-        command = [sys.executable, "-m", "paceline", *arguments]
-        process = host.popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = start_on(host, *arguments)
         self._stack.enter_context(process)
         self._stack.callback(process.kill)
         return process
@@ -148,6 +146,13 @@ def run_over(
 ) -> Iterator[Run]:
     with Netlab(num_hosts) as lab, contextlib.closing(Run(lab, place, strategy, every, text)) as run:
         yield run
+
+
+def start_on(host: Host, *arguments: str) -> subprocess.Popen[bytes]:
+    """A command that a person types there."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOST": host.address}
+    command = [sys.executable, "-m", "paceline", *arguments]
+    return host.popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def wait_until(condition: Callable[[], Any], *processes: subprocess.Popen[bytes]) -> Any:

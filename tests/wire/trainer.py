@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.wire.dialing import dial
-from wire.wire_helpers import WAIT_S, credentials, soon
+from tests.wire.helpers import WAIT_S, credentials, soon
 
 
 class Busy(Dataset[torch.Tensor]):

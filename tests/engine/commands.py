@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline import engine
+from paceline.control.journal.labels import read_started
 from paceline.testing.account import account_of
 from paceline.testing.forking import fork_context
 
 WAIT_S = 60.0
 _TOKEN = "PACELINE_TEST_TOKEN"
+# Of the package, which the test run may have found by a relative path, and of the tests, for their scripts.
+_PATHS = [str(Path(engine.__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[2])]
 
 # Takes its ticket and nothing else: to its agent, a worker with a session; quick to start.
 SESSION = """
@@ -52,6 +55,11 @@ def write_script(folder: Path, body: str, name: str = "script.py", *, session: b
     return name
 
 
+def pids_of(folder: Path, label: str, name: str = "a") -> list[int]:
+    """All that were ever started in this slot."""
+    return read_started(folder / "runs" / name).slots.get(label, [])
+
+
 class Command:
     """A `paceline` command that runs; it leads a session, as it would in a terminal."""
 
@@ -61,9 +69,7 @@ class Command:
         stem = folder / f"command-{self.token}"
         self._files = stem.with_suffix(".out"), stem.with_suffix(".err")
         context = fork_context()
-        # The test run may have found the package by a relative path.
-        source = str(Path(engine.__file__).resolve().parents[2])
-        variables = {"PYTHONPATH": source, **environment, _TOKEN: self.token}
+        variables = {"PYTHONPATH": os.pathsep.join(_PATHS), **environment, _TOKEN: self.token}
         self._process = context.Process(target=_main, args=(folder, arguments, variables, *map(str, self._files)))
         self._process.start()
         assert self._process.pid is not None
