@@ -232,7 +232,7 @@ def staged_script(enough: str) -> dict[str, Any]:
             for one in epoch:
                 session.step(loss_fn, one)
                 session.state.setdefault("numbers", []).append(session.steps)
-                say((session.steps, session.size))
+                say((session.steps, session.world_size))
             is_enough = bool(until) and os.path.exists(until)
             if session.should_stop(math.inf if is_enough else -float(session.steps), patience=0):
                 break

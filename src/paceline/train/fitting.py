@@ -173,7 +173,7 @@ class _Training:
                 loss=loss,
                 samples=samples,
                 rates=rates,
-                workers=session.size,
+                workers=session.world_size,
                 seconds=time.monotonic() - began,
                 skipped=is_skipped,
             )
@@ -273,7 +273,7 @@ class _Training:
             global_batch=self._task.global_batch,
             samples=self._length,
             step=session.steps,
-            workers=session.size,
+            workers=session.world_size,
         )
 
 

@@ -219,7 +219,7 @@ class Session:
         return self._present_plan().rank_of(self._join().member)
 
     @property
-    def size(self) -> int:
+    def world_size(self) -> int:
         """How many workers there are at present."""
         return len(self._present_plan().seats)
 
