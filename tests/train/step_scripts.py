@@ -84,8 +84,8 @@ def odd_steps(length: int, batch: int, epochs: int) -> dict[str, Any]:
         checkpoints=Checkpoints(every_s=None),
     )
 
-    def loss_fn(*, x: torch.Tensor, y: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model(x, number), y)
+    def loss_fn(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return F.cross_entropy(model(batch["x"], batch["number"]), batch["y"])
 
     losses = []
     with session:

@@ -23,10 +23,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,9 +33,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.strategy.loss_calls import spread
 from paceline.train.book import Book
 from paceline.train.callbacks import EpochInfo, RunInfo, StepInfo, Teller, ValidationInfo
-from paceline.train.evaluation import Total
+from paceline.train.evaluation import Total, Validate
 from paceline.train.frames import boundary
 from paceline.train.rates import Rates
 from paceline.train.session import Epoch, Session
@@ -71,9 +71,8 @@ class Fitted:
 def fit(task: Task) -> Fitted:
     """Train; returns when all workers have come to the end."""
     options = task.options
-    loss_fn = functools.partial(task.loss, task.model)
     if task.warm_up:
-        warm_up(task.model, loss_fn, task.data, options.loader, samples=task.warm_up)
+        warm_up(task.model, task.loss_fn, task.data, options.loader, samples=task.warm_up)
     schedules = _make_schedules(task)
     checkpoints = task.checkpoints
     if task.validation is not None:
@@ -90,7 +89,7 @@ def fit(task: Task) -> Fitted:
     training = _Training(task, session, schedules)
     try:
         with session:
-            reason = training.run(loss_fn)
+            reason = training.run()
             session.close()
     except SystemExit:
         training.teller.stop("left")
@@ -123,7 +122,7 @@ class _Training:
         self._length = len(task.data)
         self.teller = Teller(task.callbacks, lambda: session.is_main, self._run_info)
         if task.validation is not None:
-            self._validate = functools.partial(task.validation.validate or _loss_score(task.loss), task.model)
+            self._validate = task.validation.validate or _loss_score(task.loss_fn)
 
     @property
     def _notes(self) -> dict[str, Any]:
@@ -133,13 +132,13 @@ class _Training:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def run(self, loss_fn: functools.partial[Any]) -> Reason:
+    def run(self) -> Reason:
         for epoch in self._session.epochs(self._task.epochs):
             self.teller.start()
             if self._has_lost_patience():  # it had ended, and was resumed
                 return "early stopping"
             for batch in epoch:
-                self._step(loss_fn, batch, epoch)
+                self._step(batch, epoch)
                 if self._is_due_in_epoch() and self._is_over_after_validation(epoch):
                     return "early stopping"
             of = self.teller.operation
@@ -151,11 +150,11 @@ class _Training:
         self.teller.start()
         return "early stopping" if self._has_lost_patience() else "finished"
 
-    def _step(self, loss_fn: functools.partial[Any], batch: Any, epoch: Epoch) -> None:
+    def _step(self, batch: Any, epoch: Epoch) -> None:
         session, began = self._session, time.monotonic()
         num_skipped = session.skipped
         rates = self._rates() if self.teller.has_listeners else ()
-        loss = session.step(loss_fn, batch)
+        loss = session.step(self._task.loss_fn, batch)
         self.teller.completed()
         for schedule in self._schedules:
             schedule.step()
@@ -319,11 +318,11 @@ def _score(scores: Mapping[str, float], validation: Validation) -> float:
 _SUM, _WEIGHT = "paceline.loss_sum", "paceline.loss_weight"
 
 
-def _loss_score(loss: Any) -> Any:
+def _loss_score(loss_fn: Callable[..., Any]) -> Validate:
     """A `validate` from a loss, exact also where that returns the weight of its mean."""
 
-    def validate(model: nn.Module, /, *batch: Any, **named: Any) -> dict[str, Any]:
-        result = loss(model, *batch, **named)
+    def validate(*batch: Any) -> dict[str, Any]:
+        result = spread(loss_fn, batch)
         if not isinstance(result, tuple):
             return {"loss": result}
         value, weight = float(result[0]), float(result[1])
