@@ -241,6 +241,7 @@ def staged_script(enough: str) -> dict[str, Any]:
     note(session.evaluate(validate, few))
     loop(1)
     note(session.evaluate(validate, data, batch=7))
+    seen.append(session.score(-5.5))
     seen.append(session.should_stop(0.0, patience=5))
     loop(1000, enough)
     note(session.evaluate(validate, data))

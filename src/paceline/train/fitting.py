@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,7 +45,6 @@ from paceline.train.warming import warm_up
 Reason = Literal["finished", "early stopping"]
 
 _NAME = "paceline.fit"
-_NEVER = sys.maxsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,12 +222,14 @@ class _Training:
         is_best = self._judge(score, validation)
         info = ValidationInfo(epoch=epoch.number, step=session.steps, scores=scores, is_best=is_best)
         self._notes["validations"].append(dataclasses.asdict(info))
-        best = validation.best
-        # Also where nothing is ever stopped: it keeps the best model among the checkpoints.
-        answer = session.should_stop(score, patience=_patience(validation), mode=best.mode, min_delta=best.min_delta)
+        best, is_over = validation.best, False
+        if isinstance(best, EarlyStopping):
+            is_over = session.should_stop(score, patience=best.patience, mode=best.mode, min_delta=best.min_delta)
+        else:
+            session.score(score, mode=best.mode, min_delta=best.min_delta)
         self.teller.completed()
         self.teller.tell("on_validation", results, info, of=of)
-        return answer
+        return is_over
 
     def _judge(self, score: float, validation: Validation) -> bool:
         """By the session's own rule. The score has the same bits on all workers, and so has the answer."""
@@ -242,8 +242,8 @@ class _Training:
         return is_best
 
     def _has_lost_patience(self) -> bool:
-        validation = self._task.validation
-        return validation is not None and self._notes["num_worse"] > _patience(validation)
+        best = self._task.validation.best if self._task.validation is not None else None
+        return isinstance(best, EarlyStopping) and bool(self._notes["num_worse"] > best.patience)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -297,10 +297,6 @@ def _copy_of(model: nn.Module) -> dict[str, Any]:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _patience(validation: Validation) -> int:
-    return validation.best.patience if isinstance(validation.best, EarlyStopping) else _NEVER
 
 
 def _score(scores: Mapping[str, float], validation: Validation) -> float:
