@@ -72,16 +72,13 @@ def fit(task: Task) -> Fitted:
     if task.warm_up:
         warm_up(task.model, task.loss_fn, task.data, options.loader, samples=task.warm_up)
     schedules = _make_schedules(task)
-    checkpoints = task.checkpoints
-    if task.validation is not None:
-        checkpoints = dataclasses.replace(checkpoints, mode=task.validation.best.mode)
     session = Session(
         task.model,
         *task.optimizers,
         *schedules,
         data=task.data,
         global_batch=task.global_batch,
-        checkpoints=checkpoints,
+        checkpoints=task.checkpoints,
         **vars(options),
     )
     training = _Training(task, session, schedules)
