@@ -34,7 +34,8 @@ _SLICE_S = 0.5
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """Where and how often. `folder` is by default the run's; alone there is none unless given. The newest one is
-    started from where `resume` says so, or when the run has lost all of its workers."""
+    started from where `resume` says so, or when the run has lost all of its workers. `only_trained` leaves frozen
+    parameters out, as for LoRA: who resumes builds the model with them first."""
 
     folder: str | Path | None = None
     every_s: float | None = 60.0
@@ -42,6 +43,7 @@ class Checkpoints:
     keep_last: int = 3
     keep_best: int = 1
     resume: bool = False
+    only_trained: bool = False
 
     def __post_init__(self) -> None:
         if self.every_s is not None and not self.every_s >= 0:
