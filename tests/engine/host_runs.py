@@ -106,7 +106,7 @@ class Run:
 
     def run(self, *options: str, host: int = 0, folder: str = "head") -> subprocess.Popen[bytes]:
         self.folder = self.place / folder / "counted"
-        own = ("--folder", str(self.place / folder), "--name", "counted", "--host", self.lab.hosts[host].address)
+        own = ("--folder", str(self.place / folder), "--name", "counted", "--listen", self.lab.hosts[host].address)
         return self.start(self.lab.hosts[host], "run", "--plain", *own, *options, *self.script)
 
     def join(self, host: int, folder: str, *options: str, by: int = 0) -> subprocess.Popen[bytes]:

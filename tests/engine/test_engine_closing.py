@@ -86,7 +86,7 @@ def test_a_script_without_a_run_says_nothing(place: ClaimedFolder, capsys: pytes
 def test_an_address_that_is_not_of_this_machine_leaves_no_folder(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
-    command = ["run", "--folder", str(tmp_path / "runs"), "--host", "192.0.2.1", str(script)]
+    command = ["run", "--folder", str(tmp_path / "runs"), "--listen", "192.0.2.1", str(script)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
     assert "192.0.2.1" in result.output
