@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from paceline.collective import Group
-from paceline.strategy import Agreement, Notice, Synchronous
+from paceline.strategy import Agreement, Notice, Updater
 from paceline.strategy.options import SessionOptions
 
 TOTAL = 12
@@ -177,7 +177,7 @@ def share_of(step: int, shares: Sequence[int], rank: int) -> tuple[Any, int]:
 
 
 def one_step(
-    strategy: Synchronous, case: Case, step: int, shares: Sequence[int], rank: int, name: str = ""
+    strategy: Updater, case: Case, step: int, shares: Sequence[int], rank: int, name: str = ""
 ) -> Agreement:
     batch, samples = share_of(step, shares, rank)
     if name == "branches" and batch is not None and sum(shares[:rank]) == 0:
@@ -191,7 +191,7 @@ def one_step(
 def train(group: Group | None, name: str, shares: Sequence[int], num_steps: int, **options: Any) -> dict[str, Any]:
     """In a process of a crew, or alone."""
     case = build(name)
-    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(**options))
+    strategy = Updater(case.modules, case.optimizers, SessionOptions(**options))
     rank = group.rank if group is not None else 0
     strategy.bind(group, rank, len(shares))
     agreements = [one_step(strategy, case, step, shares, rank, name) for step in range(num_steps)]

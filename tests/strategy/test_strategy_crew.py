@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.collective import Group
 from paceline.errors import Disagreement, Diverged, GroupError, PeerLost
-from paceline.strategy import Flag, Notice, Synchronous
+from paceline.strategy import Flag, Notice, Updater
 from paceline.strategy.header import Row, exchange, exchange_text
 from paceline.strategy.options import SessionOptions
 from paceline.testing.crew import Crew, say
@@ -112,7 +112,7 @@ def changes_a_buffer_of_its_own(group: Group, shares: tuple[int, ...]) -> Any:
         return nn.functional.cross_entropy(model(x), y)
 
     case = cases.Case(model, [torch.optim.SGD(model.parameters(), lr=0.1)], loss_fn)
-    strategy = Synchronous(model, case.optimizers)
+    strategy = Updater(model, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     cases.one_step(strategy, case, 0, shares, group.rank)
     found = float(seen), table.tolist(), strategy.state_digest()
@@ -141,7 +141,7 @@ def differs(group: Group, what: str) -> Any:
             case.modules[0].weight.add_(1.0)
     if group.rank == 1 and what == "weight":
         loss_fn = lambda x, y: (case.loss_fn(x, y), len(x))  # noqa: E731
-    strategy = Synchronous(case.modules, case.optimizers, verify_every=1)
+    strategy = Updater(case.modules, case.optimizers, verify_every=1)
     strategy.bind(group, group.rank, group.size)
     before = strategy.state_digest()
     batch, samples = cases.share_of(0, (4, 4, 4), group.rank)
@@ -176,7 +176,7 @@ def test_workers_that_differ_are_named_on_all(crew: Crew, what: str, kind: str, 
 
 def not_finite(group: Group, bad_rank: int, value: float) -> Any:
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(nonfinite="skip"))
+    strategy = Updater(case.modules, case.optimizers, SessionOptions(nonfinite="skip"))
     strategy.bind(group, group.rank, group.size)
     before = strategy.state_digest()
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
@@ -207,7 +207,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied_and_named(crew: Crew, valu
 def overflows(group: Group) -> Any:
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
-    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    strategy = Updater(model, torch.optim.SGD(model.parameters(), lr=0.1))
     strategy.bind(group, group.rank, group.size)
     x = torch.full((1, 1), 3e38)  # two thirds of it from each are finite, their sum is not
     contribution = strategy.compute(lambda x: (model(x).mean(), 2.0), (x,), samples=1, total=3, step=0)
@@ -251,7 +251,7 @@ def test_rows_arrive_bit_for_bit(crew: Crew) -> None:
 def survive(group: Group) -> Any:
     """Rank 2 says that it is there and dies in its second step; the others do the step again with its samples."""
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     cases.one_step(strategy, case, 0, (6, 4, 2), group.rank)
     if group.rank == 2:
@@ -301,7 +301,7 @@ def interrupted(group: Group) -> Any:
             raise Doomed("a member died")
 
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers, check=check)
+    strategy = Updater(case.modules, case.optimizers, check=check)
     strategy.bind(group, group.rank, group.size)
     before = strategy.state_digest()
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
@@ -322,7 +322,7 @@ def test_an_interrupted_attempt_leaves_no_trace(crew: Crew) -> None:
 
 def divide_differently(group: Group) -> str:
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
     found = strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=1)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.errors import OutOfSharedMemory
-from paceline.strategy import Notice, Synchronous, memory
+from paceline.strategy import Notice, Updater, memory
 from paceline.strategy.loss_calls import piece_sizes
 from paceline.strategy.options import SessionOptions
 
@@ -32,8 +32,8 @@ def cuda_error() -> None:
 ERRORS = [cpu_error, python_error, cuda_error]
 
 
-def make(model: nn.Module, **options: Any) -> Synchronous:
-    return Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(**options))
+def make(model: nn.Module, **options: Any) -> Updater:
+    return Updater(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(**options))
 
 
 def counting(model: nn.Module, fits: int, fail: Callable[[], None]) -> tuple[Callable[..., torch.Tensor], list[int]]:

@@ -55,9 +55,9 @@ DEFAULT_TIMEOUT_S = 300.0
 FORMING_S = 60.0
 _MAX_CACHED = 1024
 
-Synchronous = Callable[[Operation, torch.Tensor, Reduction], None]
+Updater = Callable[[Operation, torch.Tensor, Reduction], None]
 # What to combine by, how to move it, and the key that the operation is signed with: it names what `auto` chose.
-Reducer = tuple[Reduction, Synchronous, tuple[Any, ...]]
+Reducer = tuple[Reduction, Updater, tuple[Any, ...]]
 
 
 class Group:
@@ -79,7 +79,7 @@ class Group:
         self._messages = Messages(parts.health, parts.mailbox)
         on_one_host = len(self.hosts) == 1
         self._path: Path = SharedPath(parts.local) if on_one_host else LinkPath(parts.links)
-        self._algorithms: dict[str, Synchronous] = {
+        self._algorithms: dict[str, Updater] = {
             "ring": functools.partial(ring.all_reduce, parts.links),
             "tree": functools.partial(tree.all_reduce, parts.links),
             "hierarchical": Hierarchical(parts.links, parts.local, parts.arena, self.hosts).all_reduce,

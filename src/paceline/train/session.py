@@ -50,7 +50,7 @@ from paceline.data.order import Order
 from paceline.errors import Evicted, Orphaned
 from paceline.nn.embedding import Table
 from paceline.server.client import GroupClient
-from paceline.strategy import Synchronous
+from paceline.strategy import Updater
 from paceline.strategy.batch_norm import BatchNormName
 from paceline.strategy.options import NonFinite, SessionOptions, StrategyName
 from paceline.strategy.served import ServerAggregation
@@ -123,7 +123,7 @@ class Session:
         self._options = options
         self._ticket = joining.find_ticket()
         is_alone = self._ticket is None
-        self._strategy = Synchronous(
+        self._strategy = Updater(
             model,
             optimizers,
             options,

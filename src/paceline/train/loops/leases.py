@@ -28,7 +28,7 @@ from paceline.strategy.aggregation import BindPoint
 from paceline.strategy.consistency import Consistency
 from paceline.strategy.served import ServerAggregation
 from paceline.strategy.sparse import Upcoming
-from paceline.strategy.synchronous import Synchronous
+from paceline.strategy.updater import Updater
 from paceline.train.batches import Batch, GlobalBatches
 from paceline.train.headers import all_texts
 from paceline.train.joining import Joined
@@ -58,7 +58,7 @@ class LeaseLoop:
         leases: LeaseQueue,
         ledger: TrainingLedger,
         batches: GlobalBatches,
-        strategy: Synchronous,
+        strategy: Updater,
         served: ServerAggregation,
         consistency: Consistency,
         schedules: Schedules,

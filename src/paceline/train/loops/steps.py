@@ -15,7 +15,7 @@ from paceline.control.messages.plan import Plan, PlanStart
 from paceline.control.messages.progress import StepRow, WorkerRow
 from paceline.data.cursor import advance, is_finished
 from paceline.errors import NonFiniteGradient
-from paceline.strategy import Agreement, Contribution, Synchronous
+from paceline.strategy import Agreement, Contribution, Updater
 from paceline.strategy.aggregation import BindPoint
 from paceline.strategy.sparse import Upcoming
 from paceline.train.batches import Batch, GlobalBatches
@@ -37,7 +37,7 @@ class StepLoop:
         headers: Headers,
         ledger: TrainingLedger,
         batches: GlobalBatches,
-        strategy: Synchronous,
+        strategy: Updater,
         sharing: Sharing,
         nonfinite: Literal["stop", "skip"],
         tell: Callable[[str, str], None],
