@@ -110,7 +110,7 @@ def bare(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> St
         nonlocal number
         number += 1
         found = strategy.compute(loss_fn, (x, y), samples=samples, total=samples * group.size, step=number)
-        strategy.apply(strategy.reduce(found, Notice(number)))
+        strategy.apply(strategy.exchange(found, Notice(number)))
 
     return step
 

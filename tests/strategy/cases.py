@@ -176,14 +176,12 @@ def share_of(step: int, shares: Sequence[int], rank: int) -> tuple[Any, int]:
     return ((x[part], y[part]) if shares[rank] else None), shares[rank]
 
 
-def one_step(
-    strategy: Updater, case: Case, step: int, shares: Sequence[int], rank: int, name: str = ""
-) -> Agreement:
+def one_step(strategy: Updater, case: Case, step: int, shares: Sequence[int], rank: int, name: str = "") -> Agreement:
     batch, samples = share_of(step, shares, rank)
     if name == "branches" and batch is not None and sum(shares[:rank]) == 0:
         batch = (mark_first(batch[0]), batch[1])
     contribution = strategy.compute(case.loss_fn, batch, samples=samples, total=TOTAL, step=step)
-    agreement = strategy.reduce(contribution, Notice(step))
+    agreement = strategy.exchange(contribution, Notice(step))
     strategy.apply(agreement)
     return agreement
 
@@ -199,7 +197,7 @@ def train(group: Group | None, name: str, shares: Sequence[int], num_steps: int,
         "state": state(case),
         "losses": [agreement.loss for agreement in agreements],
         "norms": [agreement.norm for agreement in agreements],
-        "digest": strategy.state_digest(),
+        "digest": strategy.gradients.state_digest(),
         "without": [
             parameter_name
             for module in (case.modules.values() if isinstance(case.modules, dict) else [case.modules])

@@ -32,7 +32,7 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
 
 def step(strategy: Updater, loss_fn: Any, batch: Any, *, number: int = 0, samples: int = 12) -> Agreement:
     contribution = strategy.compute(loss_fn, batch, samples=samples, total=samples, step=number)
-    agreement = strategy.reduce(contribution, Notice(number))
+    agreement = strategy.exchange(contribution, Notice(number))
     strategy.apply(agreement)
     return agreement
 
@@ -73,7 +73,10 @@ def test_the_form_of_the_batch_is_the_form_of_the_call(form: str, micro_batch: i
     def of_one(both: torch.Tensor) -> torch.Tensor:
         return cross_entropy(model(both[:, :6]), both[:, 6].long())
 
-    found = step(strategy, of_one if form == "single" else of_two, batch)
+    def of_dict(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return of_two(**batch)
+
+    found = step(strategy, {"single": of_one, "dict": of_dict}.get(form, of_two), batch)
     assert found.loss == pytest.approx(float(cross_entropy(linear()(x), y).detach()), rel=1e-5)
     assert found.total_weight == 12
 
@@ -117,10 +120,10 @@ def test_what_cannot_be_cut_is_refused(batch: Any, message: str) -> None:
 def test_what_loss_fn_must_not_return(result: Any, message: str) -> None:
     model = linear()
     strategy = Updater(model, sgd(model))
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     with pytest.raises((ValueError, TypeError), match=message):
         step(strategy, lambda x, y: result(cross_entropy(model(x), y)), cases.batch_of(0))
-    assert strategy.state_digest() == before
+    assert strategy.gradients.state_digest() == before
     assert step(strategy, lambda x, y: cross_entropy(model(x), y), cases.batch_of(0)).counts
 
 
@@ -203,10 +206,10 @@ def test_check_ends_an_attempt_cleanly(at_call: int) -> None:
             raise Doomed("a member died")
 
     strategy = Updater(case.modules, case.optimizers, SessionOptions(micro_batch=6), check=check)
-    before, outer = strategy.state_digest(), torch.default_generator.get_state()
+    before, outer = strategy.gradients.state_digest(), torch.default_generator.get_state()
     with pytest.raises(Doomed):
         step(strategy, case.loss_fn, cases.batch_of(0))
-    assert strategy.state_digest() == before
+    assert strategy.gradients.state_digest() == before
     assert torch.equal(torch.default_generator.get_state(), outer)
     assert all(parameter.grad is None for parameter in case.modules.parameters())
     step(strategy, case.loss_fn, cases.batch_of(0))
@@ -219,15 +222,15 @@ def test_check_ends_an_attempt_cleanly(at_call: int) -> None:
 def test_only_apply_changes_buffers() -> None:
     case = cases.build("normalised")
     strategy = Updater(case.modules, case.optimizers)
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     for _ in range(3):
         contribution = strategy.compute(case.loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
-    agreement = strategy.reduce(contribution, Notice(0))
-    assert strategy.state_digest() == before
+    agreement = strategy.exchange(contribution, Notice(0))
+    assert strategy.gradients.state_digest() == before
     strategy.apply(agreement)
-    assert strategy.state_digest() != before
+    assert strategy.gradients.state_digest() != before
     assert case.modules[1].num_batches_tracked == 1
-    assert strategy.has_batch_statistics()
+    assert strategy.gradients.has_batch_statistics()
 
 
 def test_a_buffer_that_is_replaced_is_put_back() -> None:
@@ -243,9 +246,9 @@ def test_a_buffer_that_is_replaced_is_put_back() -> None:
     contribution = strategy.compute(loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
     assert model.average is original
     assert original.tolist() == [0.0, 0.0]
-    strategy.apply(strategy.reduce(contribution, Notice(0)))
+    strategy.apply(strategy.exchange(contribution, Notice(0)))
     assert model.average.tolist() == [1.0, 1.0]
-    assert not strategy.has_batch_statistics()
+    assert not strategy.gradients.has_batch_statistics()
 
 
 def test_what_is_void_is_refused() -> None:
@@ -254,8 +257,8 @@ def test_what_is_void_is_refused() -> None:
     old = strategy.compute(case.loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
     new = strategy.compute(case.loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
     with pytest.raises(StrategyError, match="void"):
-        strategy.reduce(old, Notice(0))
-    agreement = strategy.reduce(new, Notice(0))
+        strategy.exchange(old, Notice(0))
+    agreement = strategy.exchange(new, Notice(0))
     strategy.apply(agreement)
     with pytest.raises(StrategyError, match="void"):
         strategy.apply(agreement)
@@ -268,14 +271,14 @@ def test_what_is_void_is_refused() -> None:
 def test_not_finite_alone(clip_norm: float | None) -> None:
     case = cases.build("mlp")
     strategy = Updater(case.modules, case.optimizers, SessionOptions(clip_norm=clip_norm, nonfinite="skip"))
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     x, y = cases.batch_of(0)
     x[3, 3] = float("nan")
     agreement = step(strategy, case.loss_fn, (x, y))
     assert not agreement.counts
     assert agreement.nonfinite == ((0, "4.bias"),)
     assert "4.bias" in agreement.reason
-    assert strategy.state_digest() == before
+    assert strategy.gradients.state_digest() == before
     assert step(strategy, case.loss_fn, cases.batch_of(0)).counts
 
 
@@ -321,10 +324,10 @@ def test_a_parameter_that_is_added_to_an_optimizer_is_trained() -> None:
     case.optimizers[0].add_param_group({"params": [scale]})
     step(strategy, lambda x, y: cross_entropy(case.modules(x) * scale, y), cases.batch_of(1), number=1)
     assert float(scale.detach()) != 1.0
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     with torch.no_grad():
         scale.add_(1.0)
-    assert strategy.state_digest() != before
+    assert strategy.gradients.state_digest() != before
 
 
 def test_reentrant_checkpointing_fires_hooks_twice() -> None:
@@ -379,7 +382,7 @@ def test_schedules_count_the_steps() -> None:
         contribution = strategy.compute(
             lambda x, y: cross_entropy(model(x), y), cases.batch_of(0), samples=12, total=12, step=number
         )
-        agreement = strategy.reduce(contribution, Notice(number))
+        agreement = strategy.exchange(contribution, Notice(number))
         rates.append(agreement.rows[0].hyper)
         strategy.apply(agreement)
         schedule.step()

@@ -115,7 +115,7 @@ def changes_a_buffer_of_its_own(group: Group, shares: tuple[int, ...]) -> Any:
     strategy = Updater(model, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     cases.one_step(strategy, case, 0, shares, group.rank)
-    found = float(seen), table.tolist(), strategy.state_digest()
+    found = float(seen), table.tolist(), strategy.gradients.state_digest()
     strategy.close()
     return found
 
@@ -143,14 +143,14 @@ def differs(group: Group, what: str) -> Any:
         loss_fn = lambda x, y: (case.loss_fn(x, y), len(x))  # noqa: E731
     strategy = Updater(case.modules, case.optimizers, verify_every=1)
     strategy.bind(group, group.rank, group.size)
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     batch, samples = cases.share_of(0, (4, 4, 4), group.rank)
     operation = 9 if group.rank == 1 and what == "operation" else 0
     contribution = strategy.compute(loss_fn, batch, samples=samples, total=12, step=0)
     try:
-        strategy.reduce(contribution, Notice(operation))
+        strategy.exchange(contribution, Notice(operation))
     except (Disagreement, Diverged) as error:
-        assert strategy.state_digest() == before
+        assert strategy.gradients.state_digest() == before
         return type(error).__name__, str(error), getattr(error, "ranks", None)
     finally:
         strategy.close()
@@ -178,16 +178,16 @@ def not_finite(group: Group, bad_rank: int, value: float) -> Any:
     case = cases.build("normalised")
     strategy = Updater(case.modules, case.optimizers, SessionOptions(nonfinite="skip"))
     strategy.bind(group, group.rank, group.size)
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
     if group.rank == bad_rank:
         batch[0][1, 2] = value
     contribution = strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=0)
-    agreement = strategy.reduce(contribution, Notice(0))
+    agreement = strategy.exchange(contribution, Notice(0))
     strategy.apply(agreement)
-    same = strategy.state_digest() == before
+    same = strategy.gradients.state_digest() == before
     cases.one_step(strategy, case, 1, (6, 4, 2), group.rank)
-    went_on = strategy.state_digest()
+    went_on = strategy.gradients.state_digest()
     strategy.close()
     return agreement.counts, agreement.nonfinite, agreement.reason, same, went_on
 
@@ -211,7 +211,7 @@ def overflows(group: Group) -> Any:
     strategy.bind(group, group.rank, group.size)
     x = torch.full((1, 1), 3e38)  # two thirds of it from each are finite, their sum is not
     contribution = strategy.compute(lambda x: (model(x).mean(), 2.0), (x,), samples=1, total=3, step=0)
-    agreement = strategy.reduce(contribution, Notice(0))
+    agreement = strategy.exchange(contribution, Notice(0))
     strategy.close()
     return agreement.counts, agreement.nonfinite, agreement.reason
 
@@ -257,19 +257,19 @@ def survive(group: Group) -> Any:
     if group.rank == 2:
         say("first step done")
         group.recv(torch.zeros(1), 0)  # never comes
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     try:
         cases.one_step(strategy, case, 1, (6, 4, 2), group.rank)
         raise AssertionError("a step with a dead member was complete")
     except PeerLost as error:
         following = group.regroup([rank for rank in range(group.size) if rank != error.rank])
-    assert strategy.state_digest() == before, "a failed attempt left a trace"
+    assert strategy.gradients.state_digest() == before, "a failed attempt left a trace"
     old = strategy._store
     strategy.bind(following, following.rank, following.size)
     assert strategy._store is not old, "buckets of the old group may still be written to"
     assert all(parameter.grad is None for parameter in case.modules.parameters())
     cases.one_step(strategy, case, 1, (7, 5), following.rank)
-    found = cases.state(case), strategy.state_digest()
+    found = cases.state(case), strategy.gradients.state_digest()
     strategy.close()
     following.close()
     group.close()
@@ -303,14 +303,14 @@ def interrupted(group: Group) -> Any:
     case = cases.build("normalised")
     strategy = Updater(case.modules, case.optimizers, check=check)
     strategy.bind(group, group.rank, group.size)
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
     with pytest.raises(Doomed):
         strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=0)
-    assert strategy.state_digest() == before
+    assert strategy.gradients.state_digest() == before
     assert all(parameter.grad is None for parameter in case.modules.parameters())
     cases.one_step(strategy, case, 0, (6, 4, 2), group.rank)
-    found = strategy.state_digest()
+    found = strategy.gradients.state_digest()
     strategy.close()
     return found
 
@@ -327,7 +327,7 @@ def divide_differently(group: Group) -> str:
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
     found = strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=1)
     try:
-        strategy.reduce(found, Notice(1, shares=7 if group.rank == 1 else 5))
+        strategy.exchange(found, Notice(1, shares=7 if group.rank == 1 else 5))
         return "went on"
     except Disagreement as error:
         return str(error)

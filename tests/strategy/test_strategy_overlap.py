@@ -85,7 +85,7 @@ def late_gradients(group: Group) -> Any:
     strategy.bind(group, group.rank, group.size)
     for number in range(4):
         cases.one_step(strategy, case._replace(loss_fn=loss_fn), number, SHARES, group.rank)
-    found = cases.state(case), strategy.state_digest(), len(calls)
+    found = cases.state(case), strategy.gradients.state_digest(), len(calls)
     strategy.close()
     overlap.Overlapped.reduce_late = originals  # type: ignore[method-assign]
     return found
@@ -115,15 +115,15 @@ def ends_in_the_middle(group: Group, reason: type[Exception]) -> None:
     strategy.bind(group, group.rank, group.size)
     for number in range(2):
         cases.one_step(strategy, case, number, SHARES, group.rank)
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     if group.rank == 1:
         limit = calls + 5
     batch, samples = cases.share_of(2, SHARES, group.rank)
     try:
-        strategy.reduce(strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=2), Notice(2))
+        strategy.exchange(strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=2), Notice(2))
     finally:
-        assert strategy.state_digest() == before
-        assert (strategy.limit > 0) == (reason is MemoryError and group.rank == 1)
+        assert strategy.gradients.state_digest() == before
+        assert (strategy.gradients.limit > 0) == (reason is MemoryError and group.rank == 1)
         strategy.close()
 
 

@@ -29,6 +29,9 @@ class Nowhere:
     def load(self, part: Mapping[str, Any]) -> None:
         pass
 
+    def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        raise KeyError(name)
+
 
 class Books:
     """The ledger of one worker, and how many operations it has applied."""

@@ -50,9 +50,7 @@ class ServedParameters:
         self.host = host
         self.has_dense = has_dense
         self._optimizers = optimizers
-        self.layout: RangeLayout = lay_out(
-            parameters if has_dense else {}, optimizers, has_tables=bool(sparse.specs)
-        )
+        self.layout: RangeLayout = lay_out(parameters if has_dense else {}, optimizers, has_tables=bool(sparse.specs))
         for section in self.layout.sections:  # refuses what cannot be cut, by name
             optimizer = optimizers[section.optimizer]
             settings_of(optimizer, optimizer.param_groups[section.group])

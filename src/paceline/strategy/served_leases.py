@@ -1,4 +1,4 @@
-"""Servers that make an update from the gradients of one worker, lease by lease: `consistency="async"` and `"bounded:K"`.
+"""Servers that make an update from the gradients of one worker, lease by lease: consistency "async" and "bounded:K".
 
     begin(lease)   which lease the next gradients are of
     decide         the gradients are good, and are multiplied by this

@@ -222,9 +222,7 @@ class Updater:
     def _find_nonfinite(self, contribution: Contribution, rows: HeaderRows) -> tuple[tuple[tuple[int, str], ...], str]:
         """Every worker computes its share once more, now by itself, and says what it finds."""
         c = contribution
-        self.gradients.attempt(
-            c.loss_fn, c.batch, c.samples, c.total, c.step, self._group, self._rank, is_dry_run=True
-        )
+        self.gradients.attempt(c.loss_fn, c.batch, c.samples, c.total, c.step, self._group, self._rank, is_dry_run=True)
         mine = self.gradients.first_nonfinite().encode()
         found = [mine] if self._group is None else exchange_text(self._group, mine)
         named = tuple((rank, text.decode()) for rank, text in enumerate(found) if text)

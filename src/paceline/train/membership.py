@@ -23,7 +23,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from paceline.collective import Group
 from paceline.control.machines.member import Member
 from paceline.control.machines.member_events import (
     Action,
@@ -62,8 +61,8 @@ from paceline.errors import (
     WireError,
 )
 from paceline.placement.placement import Placement
-from paceline.train import transfer
 from paceline.strategy.base import Flag, Notice
+from paceline.train import transfer
 from paceline.train.groups import Groups, blamed
 from paceline.train.halting import OWN_PATIENCE_S
 from paceline.train.operation import ALIKE, Operation, Place
@@ -291,7 +290,8 @@ class Membership:
     def _apply(self, action: ApplyOperation) -> _Applied:
         """What was done here, or caught up with, counts."""
         done, self._done = self._done, None
-        assert done is not None and done.operation == action.operation
+        assert done is not None
+        assert done.operation == action.operation
         self._ledger.settle(action.settled)
         return _Applied(done.commit())
 

@@ -184,10 +184,13 @@ class Run:
         notice = self.notice(place)
         return place.checked(exchange(place.group, Row(notice.operation, notice.held, notice.flags, weight=weight)))
 
-    def operate(self, operation: Operation) -> Any:
-        """Do an operation until it counts; its outcome."""
+    def check_open(self) -> None:
         if self.is_closed:
             raise RuntimeError("this session is closed; a training that goes on needs a new one")
+
+    def operate(self, operation: Operation) -> Any:
+        """Do an operation until it counts; its outcome."""
+        self.check_open()
         self.seat()
         kind = operation.kind
         if self._loop.is_open and kind is not OperationKind.END:

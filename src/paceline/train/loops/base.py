@@ -14,15 +14,18 @@ from paceline.train.operation import Place
 
 
 class Loop(Protocol):
-    """`num_epochs` is how many the script has asked for so far, `finished_epoch` the last one that all have done
-    without each worker having gone through all of it. `is_open`: leases of an epoch are being done, and there are no
-    operations meanwhile."""
+    """`num_epochs` is how many the script has asked for so far, `max_steps` after how many steps of the run its present
+    loop over epochs ends. `is_open`: leases of an epoch are being done, and there are no operations meanwhile."""
 
     num_epochs: int
-    finished_epoch: int
-    is_open: bool
-    is_leased: bool
+    max_steps: int | None
     lr_factor: float
+
+    @property
+    def is_leased(self) -> bool: ...
+
+    @property
+    def is_open(self) -> bool: ...
 
     def connect(self, joined: Joined) -> None:
         """This worker belongs to the run now."""
@@ -32,6 +35,9 @@ class Loop(Protocol):
 
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
         """One update of the model; the mean loss of the samples that went into it."""
+
+    def num_steps_done(self) -> int:
+        """Steps of the run that all workers have, between epochs."""
 
     def refresh(self) -> None:
         """Between epochs, where nobody is at work: have the model that all others have."""
