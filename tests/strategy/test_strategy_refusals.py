@@ -154,7 +154,7 @@ def test_parameters_that_are_used_now_and_then_are_looked_for_once(monkeypatch: 
     model = nn.ModuleList([first, second])
     strategy = Updater(model, sgd(model))
     looked: list[int] = []
-    monkeypatch.setattr(strategy, "_check_known", lambda: looked.append(1))
+    monkeypatch.setattr(strategy.gradients, "check_known", lambda: looked.append(1))
     for step in range(1, 9):
         a_step(strategy, (first, second)[step % 2], step)
     assert len(looked) == 2

@@ -13,7 +13,7 @@ from paceline.train.book import Mode
 from paceline.train.evaluation import Scores, Validate, evaluate
 from paceline.train.loops.base import Loop
 from paceline.train.operation import Place
-from paceline.train.parts import Parts
+from paceline.train.parts import TrainingParts
 
 if TYPE_CHECKING:
     from paceline.train.run import Run
@@ -26,7 +26,7 @@ class Evaluation:
 
     kind = OperationKind.EVALUATE
 
-    def __init__(self, run: Run, parts: Parts, loop: Loop, validate: Validate, data: Any, size: int) -> None:
+    def __init__(self, run: Run, parts: TrainingParts, loop: Loop, validate: Validate, data: Any, size: int) -> None:
         self._run = run
         self._parts = parts
         self._loop = loop
@@ -67,7 +67,7 @@ class Decision:
     kind = OperationKind.DECIDE
 
     def __init__(
-        self, run: Run, parts: Parts, score: float, mode: Mode, min_delta: float, patience: int | None
+        self, run: Run, parts: TrainingParts, score: float, mode: Mode, min_delta: float, patience: int | None
     ) -> None:
         self._run = run
         self._ledger = parts.ledger

@@ -65,7 +65,7 @@ from paceline.strategy.base import Flag, Notice
 from paceline.train import transfer
 from paceline.train.groups import Groups, blamed
 from paceline.train.halting import OWN_PATIENCE_S
-from paceline.train.operation import ALIKE, Operation, Place
+from paceline.train.operation import ALIKE, TrainingOperation, Place
 from paceline.train.staging import Staging
 from paceline.train.watchdog import WorkerActivity
 from paceline.wire.reachable import unreachable
@@ -231,7 +231,7 @@ class Membership:
         while self._next_action(0.0) is not None:
             pass
 
-    def operate(self, wanted: Operation, end: Operation) -> Any:
+    def operate(self, wanted: TrainingOperation, end: TrainingOperation) -> Any:
         """Do an operation until it counts; its outcome. Where the run was asked to stop, it is the `end` instead of a
         step."""
         self._client.post(Begin(wanted.kind))
@@ -252,7 +252,7 @@ class Membership:
 
         return self._client.look(question)
 
-    def _try(self, work: DoOperation, operation: Operation) -> None:
+    def _try(self, work: DoOperation, operation: TrainingOperation) -> None:
         plan = work.plan
         if self._client.look(lambda machine: machine.plan) is not plan:
             return
@@ -281,7 +281,7 @@ class Membership:
         self._done = _Done(work.operation, lambda: self._commit(operation, place, stopping))
         self._client.post(OperationDone(plan.generation, work.operation, tuple(row.held for row in rows), stopping))
 
-    def _commit(self, operation: Operation, place: Place, stopping: bool) -> Any:
+    def _commit(self, operation: TrainingOperation, place: Place, stopping: bool) -> Any:
         outcome = operation.commit(place)
         # A copy: what the script does with its own is its affair.
         self._ledger.keep_result(place.operation, copy.copy(outcome), stopping)

@@ -59,7 +59,7 @@ class Place(NamedTuple):
         return f"operation {self.operation} (here {self.kind.value}, generation {self.plan.generation})"
 
 
-class Operation(Protocol):
+class TrainingOperation(Protocol):
     @property
     def kind(self) -> OperationKind: ...
 

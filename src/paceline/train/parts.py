@@ -40,7 +40,7 @@ class TrainingHost(StrategyHost, Protocol):
     def tell_death(self, text: str) -> None: ...
 
 
-class Parts(NamedTuple):
+class TrainingParts(NamedTuple):
     """`facts` must be alike on all workers."""
 
     options: SessionOptions
@@ -69,7 +69,7 @@ def assemble(
     global_batch: int,
     options: SessionOptions,
     checkpoints: Checkpoints,
-) -> Parts:
+) -> TrainingParts:
     optimizers, others = _told_apart(stateful)
     is_alone = host.ticket is None
     make_strategy = strategy_for(options, optimizers, host, is_alone=is_alone)
@@ -113,7 +113,7 @@ def assemble(
         "batch_norm": options.batch_norm,
         "the tables": str([msgspec.to_builtins(spec) for spec in gradients.sparse.specs]),
     }
-    return Parts(
+    return TrainingParts(
         options=options,
         model=model,
         updater=updater,

@@ -32,8 +32,8 @@ from paceline.train.halting import Halting
 from paceline.train.ledger import END
 from paceline.train.loops.base import Loop
 from paceline.train.membership import Released
-from paceline.train.operation import Operation, Place
-from paceline.train.parts import Parts
+from paceline.train.operation import TrainingOperation, Place
+from paceline.train.parts import TrainingParts
 from paceline.train.run_log import RUN_LOG
 from paceline.train.strategies import served_by
 from paceline.wire.identity import Identity
@@ -54,7 +54,7 @@ class Run:
         self._joined: joining.Joined | None = None
         self._untold: list[tuple[str, str]] = []  # lines of the log from before that
 
-    def equip(self, parts: Parts, loop: Loop) -> None:
+    def equip(self, parts: TrainingParts, loop: Loop) -> None:
         """What this worker trains with: before the first call of anything else but `tell`."""
         self._parts = parts
         self._loop = loop
@@ -188,7 +188,7 @@ class Run:
         if self.is_closed:
             raise RuntimeError("this session is closed; a training that goes on needs a new one")
 
-    def operate(self, operation: Operation) -> Any:
+    def operate(self, operation: TrainingOperation) -> Any:
         """Do an operation until it counts; its outcome."""
         self.check_open()
         self.seat()

@@ -29,7 +29,7 @@ from paceline.train.batches import Batch
 from paceline.train.joining import Joined
 from paceline.train.lease_queue import LeaseEnd, LeaseQueue
 from paceline.train.operation import Place
-from paceline.train.parts import Parts
+from paceline.train.parts import TrainingParts
 from paceline.wire.decoding import decode
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Taken(NamedTuple):
 class LeaseLoop:
     is_leased = True
 
-    def __init__(self, run: Run, parts: Parts) -> None:
+    def __init__(self, run: Run, parts: TrainingParts) -> None:
         strategy = parts.updater.strategy
         assert isinstance(strategy, ServerLeases)
         self._strategy = strategy
@@ -131,7 +131,7 @@ class LeaseLoop:
             return taken
         if taken is LeaseEnd.STOPPED:
             self._run.end()
-        self._run.operate(Refresh(self))
+        self._run.operate(EpochRefresh(self))
         return None
 
     def _next(self) -> Taken | LeaseEnd:
@@ -281,7 +281,7 @@ class LeaseLoop:
         return False
 
 
-class Refresh:
+class EpochRefresh:
     """An epoch of leases ends: all workers get the same model, before any of them begins the next epoch."""
 
     kind = OperationKind.REFRESH

@@ -18,7 +18,7 @@ from paceline.strategy.sparse import Upcoming
 from paceline.train.batches import Batch
 from paceline.train.joining import Joined
 from paceline.train.operation import Place
-from paceline.train.parts import Parts
+from paceline.train.parts import TrainingParts
 from paceline.train.starvation import Starvation
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ logger = logging.getLogger("paceline.train")
 class StepLoop:
     is_leased = is_open = False
 
-    def __init__(self, run: Run, parts: Parts) -> None:
+    def __init__(self, run: Run, parts: TrainingParts) -> None:
         self._run = run
         self._ledger = parts.ledger
         self._batches = parts.batches
