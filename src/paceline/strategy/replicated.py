@@ -66,10 +66,10 @@ class ReplicatedTables:
         self._decided = (step, factor)
 
     def apply(self) -> None:
-        if self._decided is None:
+        decided, self._decided = self._decided, None
+        if decided is None or not self._tables:
             return
-        step, factor = self._decided
-        self._decided = None
+        step, factor = decided
         settings = {one.table: one.values for one in self._sparse.settings()}
         for name, (ids, gradients) in self._gathered.items():
             scaled = gradients if factor == 1.0 else gradients * factor

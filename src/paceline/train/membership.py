@@ -65,7 +65,7 @@ from paceline.strategy.base import Flag, Notice
 from paceline.train import transfer
 from paceline.train.groups import Groups, blamed
 from paceline.train.halting import OWN_PATIENCE_S
-from paceline.train.operation import ALIKE, TrainingOperation, Place
+from paceline.train.operation import ALIKE, Place, TrainingOperation
 from paceline.train.staging import Staging
 from paceline.train.watchdog import WorkerActivity
 from paceline.wire.reachable import unreachable

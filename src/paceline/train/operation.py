@@ -45,8 +45,8 @@ class Place(NamedTuple):
 
     def checked(self, rows: HeaderRows) -> HeaderRows:
         """`Disagreement` if workers do different operations: the headers of some kinds look alike."""
-        kinds = [_KINDS[row.flags >> _KIND_BIT & 7].value for row in rows]
-        if len(set(kinds)) > 1:
+        if len({row.flags >> _KIND_BIT & 7 for row in rows}) > 1:
+            kinds = [_KINDS[row.flags >> _KIND_BIT & 7].value for row in rows]
             each = ", ".join(f"{kind} on {rows.name_of(rank)}" for rank, kind in enumerate(kinds))
             raise Disagreement(f"{self} is {each}; {ALIKE}")
         return rows

@@ -119,7 +119,7 @@ def assemble(
         updater=updater,
         batches=batches,
         validation=ValidationData(options.seed, options.loader, host.tell_death),
-        sharing=Sharing(global_batch, minimum, host.tell),
+        sharing=Sharing(global_batch, minimum, host.tell, is_alone=is_alone),
         saver=saver,
         ledger=ledger,
         schedules=Schedules(others),

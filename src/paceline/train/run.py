@@ -32,7 +32,7 @@ from paceline.train.halting import Halting
 from paceline.train.ledger import END
 from paceline.train.loops.base import Loop
 from paceline.train.membership import Released
-from paceline.train.operation import TrainingOperation, Place
+from paceline.train.operation import Place, TrainingOperation
 from paceline.train.parts import TrainingParts
 from paceline.train.run_log import RUN_LOG
 from paceline.train.strategies import served_by
