@@ -16,7 +16,7 @@ from paceline.control.machines.coordinator_events import (
     RunSettings,
     Tick,
 )
-from paceline.control.machines.founding import likely_cause
+from paceline.control.machines.fit import likely_cause
 from paceline.control.machines.member import Member
 from paceline.control.machines.member_events import GroupBroke, GroupFormed, StateStaged
 from paceline.control.machines.roster import Fate
@@ -500,7 +500,7 @@ def test_a_refusal_later_costs_the_newcomer_only_also_while_the_run_is_founded_a
     assert not table.machine.standing.over
     for member in "AB":
         table.machine.records[member].fate = Fate.DEAD  # all that knew the run's facts are gone
-    table.machine.standing = msgspec.structs.replace(table.machine.standing, current=None)
+    table.machine._memory.keep(current=None)
     table.report("D", phase=Phase.READY)
     table.report("E", {"seed": "2"}, phase=Phase.READY)
     assert (table.fate_of("D"), table.fate_of("E")) == (None, Fate.REFUSED)

@@ -204,7 +204,7 @@ class Checks:
         if any(not server.line.is_up for server in members):
             return False
         names = [server.name for server in members]
-        return world.loads.is_level(machine.placement, names, machine._manager.aim.num_moves)
+        return world.loads.is_level(machine.placement, names, machine._memory.manager.aim.num_moves)
 
     def _is_whole(self, replicas: Replicas, members: list[SimulatedServer]) -> bool:
         enough = min(self._world.num_replicas, len(members))

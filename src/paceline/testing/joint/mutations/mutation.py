@@ -38,4 +38,9 @@ class Mutation(NamedTuple):
     is_about_load: bool = False
 
 
+def coordinator_with(**parts: type) -> type[Coordinator]:
+    """With other types of its parts, by the name of the attribute that says which."""
+    return type("MutatedCoordinator", (Coordinator,), dict(parts))
+
+
 SOUND = Mutation("sound", fewest_faults=0)

@@ -11,12 +11,15 @@ from paceline.collective.agreement import Agreed, Course, agreed
 from paceline.control.machines.choices import Choices
 from paceline.control.machines.coordinator import Coordinator
 from paceline.control.machines.coordinator_events import Event
+from paceline.control.machines.founding import Founding
 from paceline.control.machines.member import Member
 from paceline.control.machines.member_events import OperationDone
+from paceline.control.machines.memory import CoordinatorMemory
+from paceline.control.machines.planner import Planner
 from paceline.control.machines.roster import Fate, MemberRecord
 from paceline.control.messages.members import Directive, Report, Verdict
 from paceline.control.messages.plan import NOTHING, Phase, Plan
-from paceline.testing.joint.mutations.mutation import Mutation
+from paceline.testing.joint.mutations.mutation import Mutation, coordinator_with
 
 
 class _CountsHolders(Member):
@@ -62,35 +65,37 @@ class _SwitchesAnywhere(Member):
             self._switch()
 
 
-class _WaitsForNoPromise(Coordinator):
-    def _recover(self) -> None:
-        for record in self.census.participants(self.standing):
-            record.report = msgspec.structs.replace(record.report, fenced=self.standing.fence)
-        super()._recover()
+class _WaitsForNoPromise(Planner):
+    def recover(self, current: Plan) -> None:
+        standing = self._memory.standing
+        for record in self._census.participants(standing):
+            record.report = msgspec.structs.replace(record.report, fenced=standing.fence)
+        super().recover(current)
 
 
-class _IgnoresWhoIsAhead(Coordinator):
-    def _recover(self) -> None:
-        super()._recover()
-        current = self.standing.current
-        if current is not None and current.gifts and current.generation == self.standing.fence:
-            self._keep(current=msgspec.structs.replace(current, gifts={}, base=current.base - 1))
+class _IgnoresWhoIsAhead(Planner):
+    def recover(self, current: Plan) -> None:
+        super().recover(current)
+        standing = self._memory.standing
+        plan = standing.current
+        if plan is not None and plan.gifts and plan.generation == standing.fence:
+            self._memory.keep(current=msgspec.structs.replace(plan, gifts={}, base=plan.base - 1))
 
 
-class _KeepsTheParted(Coordinator):
+class _KeepsTheParted(Planner):
     """Goes on with all, and with those who did not go for any other reason, as if they could reach each other."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, memory: CoordinatorMemory, host: str) -> None:
+        super().__init__(memory, host)
         self._surveys.parted = lambda *_: []  # type: ignore[method-assign]
         self._conflicts.worst_of = lambda *_: None  # type: ignore[method-assign]
 
 
-class _RemembersNoPlan(Coordinator):
-    def _keep(self, **changes: object) -> None:
-        super()._keep(**changes)
+class _RemembersNoPlan(CoordinatorMemory):
+    def keep(self, **changes: object) -> None:
+        super().keep(**changes)
         if "current" in changes or "pending" in changes:
-            self._actions.pop()
+            self.actions.pop()
 
 
 class _GoesByTheClock(Coordinator):
@@ -114,12 +119,12 @@ class _SendsAPlanOnce(Choices):
         return chosen
 
 
-class _DismissesHolders(Coordinator):
+class _DismissesHolders(Founding):
     """Whoever it does not know has nothing that is worth keeping."""
 
-    def _adopt_holders(self, holders: list[MemberRecord]) -> None:
-        for record in holders:
-            self._end(record, Fate.EVICTED, "is of no run that is known here")
+    def _adopt_holders(self, state_holders: list[MemberRecord]) -> None:
+        for record in state_holders:
+            self._memory.end(record, Fate.EVICTED, "is of no run that is known here")
 
 
 class _LetsHoldersGo(Coordinator):
@@ -129,7 +134,7 @@ class _LetsHoldersGo(Coordinator):
         super()._release_idle()
         for record in self.census.alive:
             if record.is_going and self.plan_of(record.member) is None:
-                self._end(record, Fate.RELEASED, "left the run")
+                self._memory.end(record, Fate.RELEASED, "left the run")
 
 
 class _BelievesOnlyWhoWorks(Coordinator):
@@ -149,7 +154,7 @@ class _BelievesOnlyWhoWorks(Coordinator):
         return record.report.generation == plan.generation and record.report.applied > NOTHING
 
 
-class _HearsNobodyFirst(Coordinator):
+class _HearsNobodyFirst(Founding):
     """When it comes back and knows of no run, it founds one with whoever speaks first."""
 
     def _may_have_forgotten(self) -> bool:
@@ -197,33 +202,36 @@ OF_CONTROL = [
         "switches where loop bodies have yet to run", theme="joins", modes=("allreduce",), member=_SwitchesAnywhere
     ),
     Mutation(
-        "makes a plan before all have promised", theme="deaths", modes=("allreduce",), coordinator=_WaitsForNoPromise
+        "makes a plan before all have promised",
+        theme="deaths",
+        modes=("allreduce",),
+        coordinator=coordinator_with(planner_type=_WaitsForNoPromise),
     ),
     Mutation(
         "starts from the one behind, not the one ahead",
         theme="deaths",
         modes=("allreduce",),
-        coordinator=_IgnoresWhoIsAhead,
+        coordinator=coordinator_with(planner_type=_IgnoresWhoIsAhead),
     ),
     Mutation(
         "goes on with hosts that cannot reach each other",
         theme="partitions",
         modes=("allreduce",),
         num_hosts=4,
-        coordinator=_KeepsTheParted,
+        coordinator=coordinator_with(planner_type=_KeepsTheParted),
     ),
     Mutation(
         "goes on with hosts that cannot reach each other, where leases are done",
         theme="partitions",
         modes=("async", "bounded"),
         num_hosts=4,
-        coordinator=_KeepsTheParted,
+        coordinator=coordinator_with(planner_type=_KeepsTheParted),
     ),
     Mutation(
         "forgets what it told when it comes back",
         theme="coordinator",
         modes=("allreduce",),
-        coordinator=_RemembersNoPlan,
+        coordinator=coordinator_with(memory_type=_RemembersNoPlan),
     ),
     Mutation(
         "takes its own pause for silence of the others",
@@ -241,13 +249,13 @@ OF_CONTROL = [
         "dismisses who holds the state of a run that it forgot",
         theme="journal",
         modes=("allreduce",),
-        coordinator=_DismissesHolders,
+        coordinator=coordinator_with(founding_type=_DismissesHolders),
     ),
     Mutation(
         "founds a run before it has heard who may hold the state",
         theme="journal",
         modes=("allreduce",),
-        coordinator=_HearsNobodyFirst,
+        coordinator=coordinator_with(founding_type=_HearsNobodyFirst),
     ),
     Mutation(
         "uses generations again that it forgot",

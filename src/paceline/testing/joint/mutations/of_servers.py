@@ -10,9 +10,9 @@ import msgspec
 from paceline.control.leases.dispatcher import LeaseDispatcher
 from paceline.control.leases.lease_set import LeaseSet
 from paceline.control.machines.coordinator import Coordinator
-from paceline.control.machines.coordinator_events import Remember
 from paceline.control.machines.member_events import Exit
-from paceline.control.machines.server_manager import Aim, Change, ServerManager
+from paceline.control.machines.memory import CoordinatorMemory
+from paceline.control.machines.server_manager import Aim, ServerManager
 from paceline.control.machines.server_member import ServerMember
 from paceline.control.messages.members import Verdict
 from paceline.placement.evolving import Heard
@@ -33,7 +33,7 @@ from paceline.server.messages import (
     ServerRequest,
     StageStep,
 )
-from paceline.testing.joint.mutations.mutation import Mutation
+from paceline.testing.joint.mutations.mutation import Mutation, coordinator_with
 
 # -- what is acknowledged, and shown -----------------------------------------------------------------------------------
 
@@ -275,12 +275,10 @@ class _WaitsForTheForgotten(LeaseDispatcher):
         return -1 if any(lease < held for held in self._holder) else lease
 
 
-class _RemembersNoPlacement(Coordinator):
-    def _place(self, change: Change) -> None:
-        super()._place(change)
-        self._actions = [
-            action for action in self._actions if not (isinstance(action, Remember) and action.key == "placement")
-        ]
+class _RemembersNoPlacement(CoordinatorMemory):
+    def remember(self, key: str, value: object) -> None:
+        if key != "placement":
+            super().remember(key, value)
 
 
 class _GoesAtOnce(ServerMember):
@@ -291,12 +289,8 @@ class _GoesAtOnce(ServerMember):
         self._actions.append(Exit(Verdict.RELEASED, "it was asked to leave"))
 
 
-def _managed_by(kind: type[ServerManager]) -> type[Coordinator]:
-    return type("_Managed", (Coordinator,), {"manager_type": kind})
-
-
-def _with_desk(kind: type[LeaseDispatcher]) -> type[Coordinator]:
-    return type("_Desked", (Coordinator,), {"desk_type": kind})
+def _coordinator_with(**parts: type) -> type[Coordinator]:
+    return coordinator_with(memory_type=type("MutatedMemory", (CoordinatorMemory,), dict(parts)))
 
 
 _SERVED = ("sync", "async", "bounded")
@@ -376,66 +370,75 @@ OF_SERVERS = [
         keeper=_KeepsWhatItHad,
     ),
     Mutation(
-        "counts who is joining as a backup", theme="moves", modes=_SERVED, coordinator=_managed_by(_CountsWhoIsJoining)
+        "counts who is joining as a backup",
+        theme="moves",
+        modes=_SERVED,
+        coordinator=_coordinator_with(manager_type=_CountsWhoIsJoining),
     ),
     Mutation(
-        "makes who is joining primary", theme="moves", modes=_SERVED, coordinator=_managed_by(_PromotesWhoIsJoining)
+        "makes who is joining primary",
+        theme="moves",
+        modes=_SERVED,
+        coordinator=_coordinator_with(manager_type=_PromotesWhoIsJoining),
     ),
     Mutation(
         "keeps the other backups when a primary died",
         theme="server deaths",
         modes=_SERVED,
         num_replicas=3,
-        coordinator=_managed_by(_KeepsBackupsOfTheDead),
+        coordinator=_coordinator_with(manager_type=_KeepsBackupsOfTheDead),
     ),
     Mutation(
         "leaves the heir alone with what it was handed",
         theme="moves",
         modes=_SERVED,
-        coordinator=_managed_by(_LeavesTheHeirAlone),
+        coordinator=_coordinator_with(manager_type=_LeavesTheHeirAlone),
     ),
     Mutation(
         "forgets at a restart what is hot",
         theme="restarts",
         modes=_SERVED,
-        coordinator=_managed_by(_ForgetsWhatIsHot),
+        coordinator=_coordinator_with(manager_type=_ForgetsWhatIsHot),
         is_about_load=True,
     ),
     Mutation(
         "relieves a server while ranges move",
         theme="moves",
         modes=_SERVED,
-        coordinator=_managed_by(_RelievesWhileThingsMove),
+        coordinator=_coordinator_with(manager_type=_RelievesWhileThingsMove),
         is_about_load=True,
     ),
     Mutation(
         "relieves servers though nobody gains",
         theme="moves",
         modes=_SERVED,
-        coordinator=_managed_by(_RelievesWithoutGain),
+        coordinator=_coordinator_with(manager_type=_RelievesWithoutGain),
         is_about_load=True,
     ),
     Mutation(
         "leaves a hot server as it is",
         theme="loads",
         modes=_SERVED,
-        coordinator=_managed_by(_RelievesNobody),
+        coordinator=_coordinator_with(manager_type=_RelievesNobody),
         is_about_load=True,
     ),
     Mutation(
         "hands out nothing of what the dead held",
         theme="server deaths",
         modes=_SERVED,
-        coordinator=_with_desk(_ForgetsTheDead),
+        coordinator=_coordinator_with(dispatcher_type=_ForgetsTheDead),
     ),
     Mutation(
         "hands out nothing of what it forgot",
         theme="restarts",
         modes=("bounded",),
-        coordinator=_with_desk(_WaitsForTheForgotten),
+        coordinator=_coordinator_with(dispatcher_type=_WaitsForTheForgotten),
     ),
     Mutation(
-        "does not remember where the ranges are", theme="restarts", modes=_SERVED, coordinator=_RemembersNoPlacement
+        "does not remember where the ranges are",
+        theme="restarts",
+        modes=_SERVED,
+        coordinator=coordinator_with(memory_type=_RemembersNoPlacement),
     ),
     Mutation(
         "ends a server before others have what it holds",
