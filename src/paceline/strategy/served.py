@@ -248,9 +248,7 @@ class ServerAggregation:
         else:
             unused = self._flats.unused(used)
         settings = UpdateSettings(self._section_settings(), self._sparse.settings(), unused)
-        self._commit = CommitStep(
-            self._standing.generation, step, self._size, factor, msgspec.Raw(msgspec.msgpack.encode(settings))
-        )
+        self._commit = CommitStep(self._standing.generation, step, self._size, factor, settings)
         return encode(self._commit)
 
     def _section_settings(self) -> tuple[OptimizerSettings, ...]:
@@ -319,7 +317,7 @@ class ServerAggregation:
             sections = tuple(msgspec.structs.replace(one, values=_slowed(one.values, lr_factor)) for one in sections)
             tables = tuple(msgspec.structs.replace(one, values=_slowed(one.values, lr_factor)) for one in tables)
         settings = UpdateSettings(sections, tables, self._flats.unused(used))
-        push = msgspec.structs.replace(push, settings=msgspec.Raw(msgspec.msgpack.encode(settings)))
+        push = msgspec.structs.replace(push, settings=settings)
 
         def pack(request: ServerRequest) -> Parcel:
             packing, wanted = Packing(), Packing()

@@ -20,7 +20,7 @@ from paceline.placement.gauge import LoadWindow
 from paceline.placement.placement import Placement, Replicas
 from paceline.placement.placing import Homes
 from paceline.server.errand import Errand
-from paceline.server.keeper import PendingAnswer, RangeKeeper, Tenure
+from paceline.server.keeper import PendingAnswer, RangeKeeper
 from paceline.server.messages import (
     Acknowledged,
     ApplyLease,
@@ -33,6 +33,7 @@ from paceline.server.messages import (
     ServerRequest,
     StageStep,
 )
+from paceline.server.tenure import Tenure
 from paceline.testing.joint.mutations.mutation import Mutation, coordinator_with
 
 # -- what is acknowledged, and shown -----------------------------------------------------------------------------------
@@ -69,9 +70,13 @@ class _RefusesOnce(RangeKeeper):
 # -- what counts, once -------------------------------------------------------------------------------------------------
 
 
+class _AnyLeaseIsNew(Tenure):
+    def judge(self, push: Push) -> bool | Refusal:
+        return True if isinstance(push, ApplyLease) else super().judge(push)
+
+
 class _CountsEveryPush(RangeKeeper):
-    def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
-        return True if isinstance(push, ApplyLease) else super()._judge(tenure, push)
+    tenure_type = _AnyLeaseIsNew
 
 
 class _KeepsNoRecord(RangeKeeper):
@@ -98,9 +103,13 @@ class _TakesForwardsAgain(RangeKeeper):
         return super().take(sender, forward, parcel)
 
 
+class _AnyLoadIsNew(Tenure):
+    def judge(self, push: Push) -> bool | Refusal:
+        return True if isinstance(push, Load) else super().judge(push)
+
+
 class _LoadsAgain(RangeKeeper):
-    def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
-        return True if isinstance(push, Load) else super()._judge(tenure, push)
+    tenure_type = _AnyLoadIsNew
 
 
 class _TakesLostForDone(Errand):
