@@ -19,7 +19,7 @@ from paceline.control.machines.planner import Planner
 from paceline.control.machines.roster import Fate, MemberRecord
 from paceline.control.messages.members import Directive, Report, Verdict
 from paceline.control.messages.plan import NOTHING, Phase, Plan
-from paceline.testing.joint.mutations.mutation import Mutation, coordinator_with
+from paceline.testing.joint.mutations.mutation import mutated
 
 
 class _CountsHolders(Member):
@@ -177,115 +177,46 @@ def _keeps_its_own(largest: Sequence[int], size: int) -> Agreed:
     return Agreed(Course.KEEP) if largest[0] else agreed(largest, size)
 
 
+_TOGETHER = ("allreduce",)
+
 OF_CONTROL = [
-    Mutation(
-        "counts the holders of a next plan, not what their slots name",
-        theme="joins",
-        modes=("allreduce",),
-        member=_CountsHolders,
+    mutated("counts the holders of a next plan, not what their slots name", "joins", _TOGETHER, member=_CountsHolders),
+    mutated("counts as a holder of state that has not arrived", "joins", _TOGETHER, member=_HoldsBeforeItHas),
+    mutated("promises to leave a generation, and goes on in it", "deaths", _TOGETHER, member=_KeepsNoPromise),
+    mutated("says less than it has applied", "deaths", _TOGETHER, member=_SaysLess),
+    mutated("exits before all have acknowledged the end", "", _TOGETHER, member=_LeavesEarly),
+    mutated("switches where loop bodies have yet to run", "joins", _TOGETHER, member=_SwitchesAnywhere),
+    mutated("makes a plan before all have promised", "deaths", _TOGETHER, planner=_WaitsForNoPromise),
+    mutated("starts from the one behind, not the one ahead", "deaths", _TOGETHER, planner=_IgnoresWhoIsAhead),
+    mutated(
+        "goes on with hosts that cannot reach each other", "partitions", _TOGETHER, num_hosts=4, planner=_KeepsTheParted
     ),
-    Mutation(
-        "counts as a holder of state that has not arrived",
-        theme="joins",
-        modes=("allreduce",),
-        member=_HoldsBeforeItHas,
-    ),
-    Mutation(
-        "promises to leave a generation, and goes on in it",
-        theme="deaths",
-        modes=("allreduce",),
-        member=_KeepsNoPromise,
-    ),
-    Mutation("says less than it has applied", theme="deaths", modes=("allreduce",), member=_SaysLess),
-    Mutation("exits before all have acknowledged the end", modes=("allreduce",), member=_LeavesEarly),
-    Mutation(
-        "switches where loop bodies have yet to run", theme="joins", modes=("allreduce",), member=_SwitchesAnywhere
-    ),
-    Mutation(
-        "makes a plan before all have promised",
-        theme="deaths",
-        modes=("allreduce",),
-        coordinator=coordinator_with(planner_type=_WaitsForNoPromise),
-    ),
-    Mutation(
-        "starts from the one behind, not the one ahead",
-        theme="deaths",
-        modes=("allreduce",),
-        coordinator=coordinator_with(planner_type=_IgnoresWhoIsAhead),
-    ),
-    Mutation(
-        "goes on with hosts that cannot reach each other",
-        theme="partitions",
-        modes=("allreduce",),
-        num_hosts=4,
-        coordinator=coordinator_with(planner_type=_KeepsTheParted),
-    ),
-    Mutation(
+    mutated(
         "goes on with hosts that cannot reach each other, where leases are done",
-        theme="partitions",
-        modes=("async", "bounded"),
+        "partitions",
+        ("async", "bounded"),
         num_hosts=4,
-        coordinator=coordinator_with(planner_type=_KeepsTheParted),
+        planner=_KeepsTheParted,
     ),
-    Mutation(
-        "forgets what it told when it comes back",
-        theme="coordinator",
-        modes=("allreduce",),
-        coordinator=coordinator_with(memory_type=_RemembersNoPlan),
+    mutated("forgets what it told when it comes back", "coordinator", _TOGETHER, memory=_RemembersNoPlan),
+    mutated("takes its own pause for silence of the others", "pauses", _TOGETHER, coordinator=_GoesByTheClock),
+    mutated("sends a plan once, whatever becomes of the connection", "coordinator", _TOGETHER, choices=_SendsAPlanOnce),
+    mutated("dismisses who holds the state of a run that it forgot", "journal", _TOGETHER, founding=_DismissesHolders),
+    mutated(
+        "founds a run before it has heard who may hold the state", "journal", _TOGETHER, founding=_HearsNobodyFirst
     ),
-    Mutation(
-        "takes its own pause for silence of the others",
-        theme="pauses",
-        modes=("allreduce",),
-        coordinator=_GoesByTheClock,
-    ),
-    Mutation(
-        "sends a plan once, whatever becomes of the connection",
-        theme="coordinator",
-        modes=("allreduce",),
-        choices=_SendsAPlanOnce,
-    ),
-    Mutation(
-        "dismisses who holds the state of a run that it forgot",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=coordinator_with(founding_type=_DismissesHolders),
-    ),
-    Mutation(
-        "founds a run before it has heard who may hold the state",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=coordinator_with(founding_type=_HearsNobodyFirst),
-    ),
-    Mutation(
-        "uses generations again that it forgot",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=_UsesGenerationsAgain,
-    ),
-    Mutation(
+    mutated("uses generations again that it forgot", "journal", _TOGETHER, coordinator=_UsesGenerationsAgain),
+    mutated(
         "takes the word of a newcomer whose group broke for nothing",
-        theme="takeovers",
-        modes=("allreduce",),
+        "takeovers",
+        _TOGETHER,
         coordinator=_BelievesOnlyWhoWorks,
     ),
-    Mutation(
-        "counts from one again when its journal is lost",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=_CountsFromOneAgain,
+    mutated("counts from one again when its journal is lost", "journal", _TOGETHER, coordinator=_CountsFromOneAgain),
+    mutated(
+        "lets go who holds a state that no plan speaks of, and leaves", "journal", _TOGETHER, coordinator=_LetsHoldersGo
     ),
-    Mutation(
-        "lets go who holds a state that no plan speaks of, and leaves",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=_LetsHoldersGo,
-    ),
-    Mutation(
-        "keeps its own cost model, whatever the others have",
-        theme="joins",
-        modes=("allreduce",),
-        num_hosts=3,
-        agrees=_keeps_its_own,
+    mutated(
+        "keeps its own cost model, whatever the others have", "joins", _TOGETHER, num_hosts=3, agrees=_keeps_its_own
     ),
 ]
