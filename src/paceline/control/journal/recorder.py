@@ -159,8 +159,8 @@ def states_of(machine: Coordinator, names: Iterable[str] | None = None) -> list[
             phase=report.phase.value,
             fate=record.fate.value if record.fate is not None else "",
             reason=record.reason,
-            generation=report.generation,
-            applied=report.applied,
+            generation=report.working.generation,
+            applied=report.working.applied,
             role=introduction.card.role,
         )
         states.append(_with_holdings(state, record, holdings) if record.is_server else state)

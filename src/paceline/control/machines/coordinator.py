@@ -251,13 +251,13 @@ class Coordinator:
         """Let go who has left, and who wants to go and has no seat."""
         current = self.standing.current
         for record in self.census.alive:
-            has_state = record.report.applied > NOTHING
+            has_state = record.working.applied > NOTHING
             if self.plan_of(record.member) is None and ((has_state and current is not None) or record.is_going):
                 is_holder = holds(record.report)
                 if is_holder and current is None and not self.standing.founded:
                     continue  # the journal is lost, and the run goes on from it first
                 if is_holder and current is not None and not record.is_going:
-                    late = f"it came with operation {record.report.applied} when {GONE_ON}"
+                    late = f"it came with operation {record.working.applied} when {GONE_ON}"
                     self._memory.end(record, Fate.EVICTED, late)  # it comes back as another
                     continue
                 self._memory.end(record, Fate.RELEASED, "left the run")

@@ -39,7 +39,7 @@ class Founding:
         if lost is None:
             return
         if not self._has_forgotten:
-            what = f"member {report.member} knows of generation {report.plan}; the journal is lost"
+            what = f"member {report.member} knows of generation {report.working.plan}; the journal is lost"
             self._memory.note("forgotten", record, what)
         self._has_forgotten = True
         self._memory.keep(term=lost.term, newest=lost.newest)
@@ -67,7 +67,7 @@ class Founding:
         if not standing.founded and self._may_have_forgotten():
             return
         self._ready_since = None
-        self._found(sorted(ready, key=lambda record: -record.report.checkpoint)[: self._settings.most])
+        self._found(sorted(ready, key=lambda record: -record.working.checkpoint)[: self._settings.most])
 
     def _is_to_wait_for_workers(self, ready: list[MemberRecord], waited_s: float) -> bool:
         if len(ready) < self._settings.fewest:
@@ -91,7 +91,7 @@ class Founding:
         """Anew, or again from the newest checkpoint that one of these has."""
         memory, standing = self._memory, self._memory.standing
         founder, *others = ready
-        base = max(founder.report.checkpoint, 0)
+        base = max(founder.working.checkpoint, 0)
         generation = max(standing.newest, standing.fence - 1) + 1
         if standing.founded:
             if standing.reached > base:
@@ -145,9 +145,9 @@ class Founding:
                 )
                 return
             memory.place(change)
-        newest = max(record.report.applied for record in state_holders)
+        newest = max(record.working.applied for record in state_holders)
         memory.note("adopted", None, f"{len(state_holders)} members hold the state, up to operation {newest}")
-        last = max(record.report.plan for record in state_holders)
+        last = max(record.working.plan for record in state_holders)
         plan = Plan(last, PlanStart.RECOVER, self._planner.seats(state_holders), newest)
         memory.keep(current=plan, fence=standing.newest + 1, founded=max(1, standing.founded), reached=newest)
         self._planner.recover(plan)
@@ -165,15 +165,17 @@ def forgotten(report: Report, standing: CoordinatorState, *, is_known: bool) -> 
     who was told of others has heard them from a coordinator whose journal is lost."""
     has_introduced_itself = report.introduction is None and report.phase is not Phase.BUILDING and report.term > 0
     is_proof = has_introduced_itself and not is_known
-    if report.plan <= standing.newest and report.term <= standing.term and not is_proof:
+    plan = report.working.plan
+    if plan <= standing.newest and report.term <= standing.term and not is_proof:
         return None
     term = standing.term if report.term < standing.term else report.term + 1
-    return Forgotten(term, max(report.plan, standing.newest))
+    return Forgotten(term, max(plan, standing.newest))
 
 
 def holds(report: Report) -> bool:
     """Whether a member holds the training state. Those who left in order do not: the others may have gone on."""
-    return report.applied > NOTHING and not report.left and report.phase in (Phase.ACTIVE, Phase.ENDED)
+    working = report.working
+    return working.applied > NOTHING and not working.left and report.phase in (Phase.ACTIVE, Phase.ENDED)
 
 
 def holders(alive: Iterable[MemberRecord]) -> list[MemberRecord]:
@@ -184,7 +186,7 @@ def holders(alive: Iterable[MemberRecord]) -> list[MemberRecord]:
 def has_survivor(ready: Iterable[MemberRecord]) -> bool:
     """Whether one of those that are ready had a seat before. A run that has begun does not wait for who may come: they
     join later."""
-    return any(record.report.plan > 0 for record in ready)
+    return any(record.working.plan > 0 for record in ready)
 
 
 def unused_servers(facts: Mapping[str, str]) -> str:

@@ -60,10 +60,10 @@ class Planner:
         staying = self._census.staying(current)
         if len(staying) < len(current.members) or len(staying) <= self._settings.fewest:
             return
-        report = self._census.records[current.members[0]].report
-        if report.burden_in == current.generation and current.rank_of(report.burden) >= 0:
-            record = self._census.records[report.burden]
-            self._memory.drain(record, f"costs more than it gives: {report.why_burden}")
+        working = self._census.records[current.members[0]].working
+        if working.burden_in == current.generation and current.rank_of(working.burden) >= 0:
+            record = self._census.records[working.burden]
+            self._memory.drain(record, f"costs more than it gives: {working.why_burden}")
 
     def _switch(self, current: Plan) -> bool:
         """To the next plan, if it would be another one than the present; whether something comes in the place of a
@@ -97,7 +97,7 @@ class Planner:
         """Make the next plan as soon as everybody that lives has promised to leave the old ones alone."""
         memory, standing = self._memory, self._memory.standing
         survivors = self._census.participants(standing)
-        if any(record.report.fenced < standing.fence for record in survivors):
+        if any(record.working.fenced < standing.fence for record in survivors):
             return
         self._blame(current, self._census.outside(current))
         holders = self._holders(survivors)
@@ -112,12 +112,12 @@ class Planner:
         elif (culprit := self._conflicts.worst_of(holders, current.generation)) is not None:
             memory.end(culprit, Fate.EVICTED, UNREACHABLE)
             holders.remove(culprit)
-        base = max(record.report.applied for record in holders)
-        for record in [record for record in holders if record.report.applied < base - 1]:
+        base = max(record.working.applied for record in holders)
+        for record in [record for record in holders if record.working.applied < base - 1]:
             memory.end(record, Fate.RELEASED, "it had left when the others went on")
             holders.remove(record)
-        ahead = [record for record in holders if record.report.applied == base]
-        gifts = gifts_for([record for record in holders if record.report.applied == base - 1], ahead)
+        ahead = [record for record in holders if record.working.applied == base]
+        gifts = gifts_for([record for record in holders if record.working.applied == base - 1], ahead)
         coming = self._coming(current, holders) if standing.leased else []
         if self._withdrawals.is_too_early([*holders, *coming], memory.now):
             coming = []
@@ -128,10 +128,10 @@ class Planner:
 
     def _holders(self, survivors: Iterable[MemberRecord]) -> list[MemberRecord]:
         """Who has the training state, and goes on with it."""
-        holders = [record for record in survivors if record.report.applied > NOTHING]
+        holders = [record for record in survivors if record.working.applied > NOTHING]
         if self._memory.standing.leased and any(not record.is_going for record in holders):
             holders = [record for record in holders if not record.is_going]  # they go when their lease is done
-        if all(record.report.left for record in holders):
+        if all(record.working.left for record in holders):
             return []  # those whom they left may have gone on, and have said so to nobody that lives
         return holders
 
@@ -157,9 +157,9 @@ class Planner:
         a member goes when it does so of the next plan too. Whoever is dying is found out anyway, and nobody is to blame
         for that. While answers are waited for, this is looked at again and again."""
         for record in self._census.of(plan):
-            if record.fate is not None or record.report.broken != plan.generation:
+            if record.fate is not None or record.working.broken != plan.generation:
                 continue
-            for name in record.report.suspects:
+            for name in record.working.suspects:
                 suspect = self._census.records.get(name)
                 if suspect is None or suspect.fate is not None or not suspect.connected:
                     continue
@@ -181,7 +181,7 @@ class Planner:
 
     def _is_open(self, members: list[MemberRecord]) -> bool:
         """Whether others may join these now: where leases are done, not between the operations of an epoch's end."""
-        return not self._memory.standing.leased or all(record.report.joinable for record in members)
+        return not self._memory.standing.leased or all(record.working.joinable for record in members)
 
     def seats(self, records: Iterable[MemberRecord]) -> tuple[Seat, ...]:
         standing = self._memory.standing

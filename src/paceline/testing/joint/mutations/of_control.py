@@ -39,7 +39,9 @@ class _SaysLess(Member):
 
     def report(self) -> Report:
         report = super().report()
-        return msgspec.structs.replace(report, applied=report.applied - 1) if report.applied > 0 else report
+        working = report.working
+        working = msgspec.structs.replace(working, applied=working.applied - (working.applied > 0))
+        return msgspec.structs.replace(report, working=working)
 
 
 class _HoldsBeforeItHas(Member):
@@ -69,7 +71,8 @@ class _WaitsForNoPromise(Planner):
     def recover(self, current: Plan) -> None:
         standing = self._memory.standing
         for record in self._census.participants(standing):
-            record.report = msgspec.structs.replace(record.report, fenced=standing.fence)
+            working = msgspec.structs.replace(record.working, fenced=standing.fence)
+            record.report = msgspec.structs.replace(record.report, working=working)
         super().recover(current)
 
 
@@ -151,7 +154,7 @@ class _BelievesOnlyWhoWorks(Coordinator):
 
     @staticmethod
     def _works_in(plan: Plan, record: MemberRecord) -> bool:
-        return record.report.generation == plan.generation and record.report.applied > NOTHING
+        return record.working.generation == plan.generation and record.working.applied > NOTHING
 
 
 class _HearsNobodyFirst(Founding):
@@ -170,7 +173,9 @@ class _CountsFromOneAgain(Coordinator):
 
 class _UsesGenerationsAgain(_CountsFromOneAgain):
     def _on_report(self, report: Report) -> bool:
-        return super()._on_report(msgspec.structs.replace(report, plan=min(report.plan, self.standing.newest)))
+        plan = min(report.working.plan, self.standing.newest)
+        working = msgspec.structs.replace(report.working, plan=plan)
+        return super()._on_report(msgspec.structs.replace(report, working=working))
 
 
 def _keeps_its_own(largest: Sequence[int], size: int) -> Agreed:
