@@ -13,7 +13,7 @@ from paceline.control.machines.surveys import UNREACHABLE
 from paceline.control.messages.plan import Phase, PlanStart
 from paceline.testing.joint import World
 from paceline.testing.joint.groups import SimulatedGroup
-from paceline.testing.joint.mutations import SOUND, Mutation
+from paceline.testing.joint.mutation import SOUND, Mutation
 from paceline.testing.joint.workers import SimulatedWorker
 
 

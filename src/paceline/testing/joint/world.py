@@ -21,7 +21,7 @@ from paceline.testing.joint.halting import SimulatedHalting
 from paceline.testing.joint.head import Head
 from paceline.testing.joint.lines import SimulatedConnection
 from paceline.testing.joint.loads import Loads
-from paceline.testing.joint.mutations.mutation import SOUND, Mutation
+from paceline.testing.joint.mutation import SOUND, Mutation
 from paceline.testing.joint.processes import SimulatedAgent, SimulatedProcess
 from paceline.testing.joint.servers import SimulatedServer
 from paceline.testing.joint.truth import Truth, Violation

@@ -19,7 +19,7 @@ from paceline.control.machines.planner import Planner
 from paceline.control.machines.roster import Fate, MemberRecord
 from paceline.control.messages.members import Directive, Report, Verdict
 from paceline.control.messages.plan import NOTHING, Phase, Plan
-from paceline.testing.joint.mutations.mutation import mutated
+from tests.control.mutations.mutating import mutated
 
 
 class _CountsHolders(Member):

@@ -1,21 +1,16 @@
-"""What a mutation replaces."""
+"""What a test may replace in a simulated run, to see that the simulator finds it (`tests/control/mutations`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.collective.agreement import Agreed, agreed
-from paceline.control.leases.dispatcher import LeaseDispatcher
 from paceline.control.leases.holder import LeaseHolder
 from paceline.control.machines.choices import Choices
 from paceline.control.machines.coordinator import Coordinator
-from paceline.control.machines.founding import Founding
 from paceline.control.machines.lost_head import OrphanMove, Sight, decide
 from paceline.control.machines.member import Member
-from paceline.control.machines.memory import CoordinatorMemory
-from paceline.control.machines.planner import Planner
-from paceline.control.machines.server_manager import ServerManager
 from paceline.control.machines.server_member import ServerMember
 from paceline.server.errand import Errand
 from paceline.server.keeper import RangeKeeper
@@ -41,25 +36,6 @@ class Mutation(NamedTuple):
     halts: Callable[[Sight, float], OrphanMove] = decide
     agrees: Callable[[Sequence[int], int], Agreed] = agreed
     is_about_load: bool = False
-
-
-def mutated(
-    name: str,
-    theme: str,
-    modes: tuple[str, ...],
-    *,
-    manager: type[ServerManager] = ServerManager,
-    dispatcher: type[LeaseDispatcher] = LeaseDispatcher,
-    memory: type[CoordinatorMemory] = CoordinatorMemory,
-    planner: type[Planner] = Planner,
-    founding: type[Founding] = Founding,
-    coordinator: type[Coordinator] = Coordinator,
-    **others: Any,
-) -> Mutation:
-    """A mutation that may be one of the coordinator's parts; `others` are fields of `Mutation`."""
-    kept = type("MutatedMemory", (memory,), {"manager_type": manager, "dispatcher_type": dispatcher})
-    parts = {"memory_type": kept, "planner_type": planner, "founding_type": founding}
-    return Mutation(name, modes, theme=theme, coordinator=type("Mutated", (coordinator,), parts), **others)
 
 
 SOUND = Mutation("sound", fewest_faults=0)

@@ -33,7 +33,7 @@ from paceline.server.messages import (
     StageStep,
 )
 from paceline.server.tenure import Tenure
-from paceline.testing.joint.mutations.mutation import mutated
+from tests.control.mutations.mutating import mutated
 
 # -- what is acknowledged, and shown -----------------------------------------------------------------------------------
 
