@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.control.journal.journal import MemberState
+from paceline.control.journal.journal import MemberRow
 from paceline.control.journal.recorder import states_of
 from paceline.control.machines.agents import Starting
 from paceline.control.machines.coordinator import Coordinator
@@ -103,7 +103,7 @@ class Table:
         actions = self.machine.handle(report, 0.01 * self._number)
         self.warnings += [one.text for one in actions if isinstance(one, Note) and one.kind == "warning"]
 
-    def states(self) -> dict[str, MemberState]:
+    def states(self) -> dict[str, MemberRow]:
         return {state.member: state for state in states_of(self.machine)}
 
 

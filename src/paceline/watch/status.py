@@ -16,8 +16,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from paceline.control.journal.journal import DATABASE, JournalError
-from paceline.control.journal.reader import EventRow, MemberRow, RunReader
+from paceline.control.journal.journal import DATABASE, JournalError, MemberRow
+from paceline.control.journal.reader import EventRow, RunReader
 from paceline.watch import servers, sharing, words
 from paceline.watch.live import event_line, header, newcomer_line, sharing_lines, state_of, worker_table
 from paceline.watch.look import STILL, Look, look_at

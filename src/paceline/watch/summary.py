@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.control.journal.reader import EventRow, MemberRow, PlanRow, RunReader, RunStatus, StepRecord
+from paceline.control.journal.journal import MemberRow
+from paceline.control.journal.reader import EventRow, PlanRow, RunReader, RunStatus, StepRecord
 from paceline.control.messages.plan import PlanStart
 from paceline.watch import words
 from paceline.watch.audit import audit
