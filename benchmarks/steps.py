@@ -24,6 +24,7 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.common import Benchmark, Found, Option, Target, median, ratio, turns
+from benchmarks.common.coordinating import coordinator
 from benchmarks.common.models import Step, plain_step, small_cnn
 from paceline.collective import Group
 from paceline.control.machines.coordinator_events import RunSettings
@@ -31,7 +32,6 @@ from paceline.control.shell import ticket as tickets
 from paceline.control.shell.ticket import Ticket
 from paceline.data.loader import LoaderOptions
 from paceline.strategy import Notice, Updater
-from paceline.testing.coordinating import coordinator
 from paceline.testing.crew import Crew
 from paceline.train.session import Session
 

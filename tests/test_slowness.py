@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.common.slowness import NoQuota, Quota, quota_obstacle, slowed
 from paceline.strategy import Updater
-from paceline.testing.slowness import NoQuota, Quota, quota_obstacle, slowed
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -112,9 +112,7 @@ def test_what_is_unused_at_times_counts_its_own_updates_also_after_a_move(kind: 
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(ALL), st.lists(st.sets(st.integers(0, 2)), max_size=6), st.sets(st.integers(1, 33), max_size=5)
-)
+@given(st.sampled_from(ALL), st.lists(st.sets(st.integers(0, 2)), max_size=6), st.sets(st.integers(1, 33), max_size=5))
 @example(("SGD", {"lr": 0.1, "momentum": 0.9}), [{1}, set()], set())  # torch's fused kernel refuses half a momentum
 def test_wherever_it_is_cut_and_whatever_is_unused(
     chosen: tuple[str, dict[str, Any]], schedule: list[set[int]], inner: set[int]

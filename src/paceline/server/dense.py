@@ -104,7 +104,8 @@ class Block:
             self._settings = settings
         for bound in {bound for part in unused for bound in part}:
             self._split(bound)
-        going_on, beginning = [], []
+        going_on: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        beginning: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         for piece, (low, high) in zip(self._pieces, itertools.pairwise(self._bounds), strict=True):
             if not any(start <= low and high <= stop for start, stop in unused):
                 has_begun = any(value is not None for value in self._optimizer.state.get(piece, {}).values())

@@ -91,7 +91,7 @@ class ServerLeases:
             tables = tuple(msgspec.structs.replace(one, values=self._slowed(one.values)) for one in tables)
         unused = served.flats.unused(self._used) if not push.is_void else ()
         settings = UpdateSettings(sections, tables, unused)
-        push = msgspec.structs.replace(push, settings=msgspec.Raw(msgspec.msgpack.encode(settings)))
+        push = msgspec.structs.replace(push, settings=settings)
 
         def pack(request: ServerRequest) -> Parcel:
             packing, wanted = Packing(), Packing()

@@ -141,9 +141,7 @@ class ServerSteps:
         else:
             unused = served.flats.unused(used)
         settings = UpdateSettings(served.section_settings(), served.sparse.settings(), unused)
-        self._commit = CommitStep(
-            served.point.generation, step, self._size, factor, msgspec.Raw(msgspec.msgpack.encode(settings))
-        )
+        self._commit = CommitStep(served.point.generation, step, self._size, factor, settings)
         return encode(self._commit)
 
     def apply(self) -> None:
