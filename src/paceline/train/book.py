@@ -24,7 +24,7 @@ class Book(msgspec.Struct):
     loss: float = math.nan
     best: float | None = None
     num_worse: int = 0
-    unkept_best: float | None = None  # the score of the model as it is, until a checkpoint has it
+    unkept_best: float | None = None  # the score of the model as it is, the less the better, until a checkpoint has it
     outside: list[Any] = []
     balance: Balance = Balance()
     num_scheduled: int = 0  # leases of the epoch for which schedules were moved on
@@ -66,7 +66,8 @@ class Book(msgspec.Struct):
             gain = self.best - score if mode == "min" else score - self.best
             is_better = gain > min_delta
         if is_better:
-            self.best = self.unkept_best = score
+            self.best = score
+            self.unkept_best = score if mode == "min" else -score
             self.num_worse = 0
         else:
             self.num_worse += 1

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.checkpoint.weights import load_weights, weights_of
 from paceline.strategy.loss_calls import spread
 from paceline.train.book import Book
 from paceline.train.callbacks import EpochInfo, RunInfo, StepInfo, Teller, ValidationInfo
@@ -40,6 +40,7 @@ from paceline.train.frames import boundary
 from paceline.train.rates import Rates
 from paceline.train.session import Epoch, Session
 from paceline.train.task import EarlyStopping, Task, Validation
+from paceline.train.training_state import frozen_weights
 from paceline.train.warming import warm_up
 
 Reason = Literal["finished", "early stopping"]
@@ -72,16 +73,13 @@ def fit(task: Task) -> Fitted:
     if task.warm_up:
         warm_up(task.model, task.loss_fn, task.data, options.loader, samples=task.warm_up)
     schedules = _make_schedules(task)
-    checkpoints = task.checkpoints
-    if task.validation is not None:
-        checkpoints = dataclasses.replace(checkpoints, mode=task.validation.best.mode)
     session = Session(
         task.model,
         *task.optimizers,
         *schedules,
         data=task.data,
         global_batch=task.global_batch,
-        checkpoints=checkpoints,
+        checkpoints=task.checkpoints,
         **vars(options),
     )
     training = _Training(task, session, schedules)
@@ -238,7 +236,7 @@ class _Training:
         is_best = book.judge(score, validation.best.mode, validation.best.min_delta)
         notes.update(best=book.best, num_worse=book.num_worse)
         if is_best and validation.best.restore:
-            notes["weights"] = _copy_of(self._task.model)
+            notes["weights"] = _copy_of(self._task)
         return is_best
 
     def _has_lost_patience(self) -> bool:
@@ -250,7 +248,7 @@ class _Training:
     def restore_best(self) -> None:
         weights = self._notes["weights"]
         if weights and self._task.validation is not None and self._task.validation.best.restore:
-            self._task.model.load_state_dict(weights)
+            load_weights(self._task.model, weights, weights_of(self._task.model).keys() - weights.keys())
 
     def fitted(self, reason: Reason) -> Fitted:
         notes = self._notes
@@ -289,9 +287,11 @@ def _new_notes() -> dict[str, Any]:
     }
 
 
-def _copy_of(model: nn.Module) -> dict[str, Any]:
-    """The weights and buffers in new memory on the CPU; tied ones stay tied."""
-    copied = copy.deepcopy({name: _detached(value) for name, value in model.state_dict().items()})
+def _copy_of(task: Task) -> dict[str, Any]:
+    """The weights and buffers that checkpoints have, in new memory on the CPU; tied ones stay tied."""
+    left_out = set(frozen_weights(task.model, task.optimizers)) if task.checkpoints.only_trained else set()
+    weights = {name: _detached(value) for name, value in weights_of(task.model).items() if name not in left_out}
+    copied = copy.deepcopy(weights)
     return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in copied.items()}
 
 

@@ -94,7 +94,7 @@ def assemble(
     )
     saver = _saver(host, checkpoints)
     ledger = TrainingLedger(
-        TrainingState(model, optimizers, others, updater.strategy.state),
+        TrainingState(model, optimizers, others, updater.strategy.state, only_trained=checkpoints.only_trained),
         saver,
         batches.length,
         host.tell,
