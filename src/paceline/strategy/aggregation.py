@@ -21,6 +21,7 @@ from paceline.strategy.overlap import Overlapped
 from paceline.strategy.refusals import StepGuard
 from paceline.strategy.replicated import ReplicatedTables
 from paceline.strategy.sparse import RowGradients
+from paceline.watch import spans
 
 
 class BindPoint(NamedTuple):
@@ -99,10 +100,12 @@ class Reduced:
         return ""
 
     def apply(self) -> None:
+        before = spans.mark("optimizer")
         with self._guard:
             for optimizer in self._optimizers:
                 optimizer.step()
         self._tables.apply()
+        spans.mark(before)
 
     def gift(self) -> dict[str, Any]:
         return {"tables": self._tables.state()}

@@ -21,6 +21,7 @@ import torch
 from paceline.strategy.base import Check
 from paceline.strategy.numerics import Examined, is_finite
 from paceline.strategy.refusals import check_gradient
+from paceline.watch import spans
 
 
 class GradientStore(Protocol):
@@ -77,10 +78,12 @@ class Collector:
         """The gradients of a backward in here are taken, and no others."""
         self.forget()
         self._active = True
+        before = spans.mark("backward")
         try:
             yield
         finally:
             self._active = False
+            spans.mark(before)
 
     @contextlib.contextmanager
     def forgetting(self) -> Iterator[None]:
@@ -128,8 +131,10 @@ class Collector:
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         check_gradient(self.names[number], gradient)
+        before = spans.mark("copy")
         if self._filled[number]:
             self._store.add(number, gradient)
         else:
             self._filled[number] = True
             self._store.put(number, gradient)
+        spans.mark(before)

@@ -18,6 +18,7 @@ import torch
 
 from paceline.collective import Group
 from paceline.errors import Disagreement
+from paceline.watch import spans
 from paceline.wire.dtypes import raw_bytes
 
 _LAYOUT = struct.Struct("<10q5d")
@@ -84,7 +85,9 @@ def exchange(group: Group | None, row: Row) -> HeaderRows:
     block = torch.zeros(group.size * _LAYOUT.size // 8, dtype=torch.int64)
     memory = raw_bytes(block)
     _LAYOUT.pack_into(memory, group.rank * _LAYOUT.size, *row)
+    before = spans.mark("header")
     group.all_reduce(block)
+    spans.mark(before)
     rows = HeaderRows([Row(*fields) for fields in _LAYOUT.iter_unpack(memory)], lambda rank: describe(group, rank))
     if any(other.operation != row.operation for other in rows):
         each = ", ".join(f"{rows.name_of(rank)} in {other.operation}" for rank, other in enumerate(rows))

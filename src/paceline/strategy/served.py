@@ -45,6 +45,7 @@ from paceline.strategy.replicated import in_order
 from paceline.strategy.served_rows import ServedRows
 from paceline.strategy.served_state import ServedState
 from paceline.strategy.sparse import RowGradients, Sparse
+from paceline.watch import spans
 from paceline.wire import decoding
 from paceline.wire.deadline import Deadline
 
@@ -279,7 +280,9 @@ class ServerAggregation:
 
     def _run(self, what: str, pack: Callable[[ServerRequest], Parcel], **content: Any) -> Errand:
         errand = Errand(range(self.layout.num_ranges), **content)
+        before = spans.mark("servers")
         self.client.run(errand, pack, what)
+        spans.mark(before)
         return errand
 
     # -- leases ------------------------------------------------------------------------------------------------------
@@ -297,7 +300,9 @@ class ServerAggregation:
     def pull(self, need: Need, gives_way: Callable[[], bool] | None = None) -> bool:
         """Have the servers' values here; False if the caller gave way first."""
         errand = Errand(range(self.layout.num_ranges), pull=need, notes=True)
+        before = spans.mark("servers")
         self.client.run(errand, self._pack_values, f"pulling parameters for {_described(need)}", is_enough=gives_way)
+        spans.mark(before)
         self._tell_forgone(errand.forgone)
         if not errand.is_done:
             return False
@@ -333,7 +338,9 @@ class ServerAggregation:
 
         what = f"epoch {push.epoch}, lease {push.lease}: pushing gradients"
         errand = Errand(range(self.layout.num_ranges), push=push, pull=Need(), notes=True)
+        before = spans.mark("servers")
         self.client.run(errand, self._rows.with_ahead(pack), what)
+        spans.mark(before)
         self._tell_forgone(errand.forgone)
         self._rows.came_ahead()
         self._swap(errand)

@@ -37,6 +37,7 @@ from paceline.strategy.options import SessionOptions
 from paceline.strategy.parameters import Modules, Optimizers, collect, listed, named_modules, named_tables
 from paceline.strategy.replicated import ReplicatedTables
 from paceline.strategy.sparse import RowGradients, Sparse
+from paceline.watch import spans
 
 _ALL_USED = 1
 
@@ -173,6 +174,7 @@ class Synchronous:
     def compute(self, loss_fn: LossFn, batch: Any, *, samples: int, total: int, step: int) -> Contribution:
         if not 0 <= samples <= total or total < 1:
             raise ValueError(f"samples={samples} must be from 0 to total={total}, and total at least 1")
+        spans.step(step)
         if self._what_is_trained() != self._laid_out_for:
             self._lay_out()
         if self._verify_every > 0 and step % self._verify_every == 0:

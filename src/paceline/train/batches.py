@@ -14,6 +14,7 @@ from paceline.data.split import split, split_among_all
 from paceline.data.window import BatchSpec
 from paceline.errors import LoaderError
 from paceline.train.sampling import Sampling
+from paceline.watch import spans
 
 
 class Batch(NamedTuple):
@@ -91,9 +92,11 @@ class GlobalBatches:
 
     def fetch(self, shares: Shares, rank: int, cursor: Cursor) -> Batch:
         """The part of a rank in the global batch at the cursor; those that follow are collated meanwhile."""
+        before = spans.mark("data")
         work = self._work(shares, rank, cursor)
         assert work is not None
         if (kept := self._kept(work)) is not None:
+            spans.mark(before)
             return kept
 
         def following(ahead: int) -> BatchSpec | None:
@@ -107,6 +110,7 @@ class GlobalBatches:
             return self._work(shares, rank, Cursor(cursor.epoch + 1, into_next * self.global_batch))
 
         value = self._loader.fetch(work, following)
+        spans.mark(before)
         return Batch(work, value, len(work.indices), self.total(cursor))
 
     def fetch_whole(self, cursor: Cursor) -> Batch:
@@ -118,7 +122,10 @@ class GlobalBatches:
         )
         if (kept := self._kept(work)) is not None:
             return kept
-        return Batch(work, self._loader.fetch(work, lambda _: None), total, total)
+        before = spans.mark("data")
+        value = self._loader.fetch(work, lambda _: None)
+        spans.mark(before)
+        return Batch(work, value, total, total)
 
     def total(self, cursor: Cursor) -> int:
         return batch_size(cursor.position, self.global_batch, self.length)

@@ -69,12 +69,14 @@ from paceline.train.ledger import END, TrainingLedger
 from paceline.train.loops.leases import LeaseLoop, Taken
 from paceline.train.loops.steps import StepLoop
 from paceline.train.membership import Attempt, Place, Released
+from paceline.train.recording import begin_recording
 from paceline.train.run_log import RUN_LOG
 from paceline.train.saving import Checkpoints, Saver
 from paceline.train.schedules import Schedules
 from paceline.train.sharing import Sharing
 from paceline.train.strategies import aggregate_for
 from paceline.train.training_state import Stateful, TrainingState
+from paceline.watch import spans
 from paceline.wire.identity import Identity
 
 logger = logging.getLogger("paceline.train")
@@ -118,6 +120,8 @@ class Session:
         )
         if not isinstance(checkpoints, Checkpoints):
             raise TypeError(f"checkpoints={checkpoints!r}: give a Checkpoints")
+        if spans.is_wanted():
+            checkpoints = Checkpoints()  # what is only measured neither resumes nor leaves anything
         optimizers, others = _told_apart(stateful)
         self._model = model
         self._options = options
@@ -196,6 +200,7 @@ class Session:
         self._first_epoch = 0
         self._closed = False
         joining.occupy(self._ticket)
+        begin_recording(model, optimizers, options, global_batch)
 
     # -- who and where -----------------------------------------------------------------------------------------------
 
@@ -354,18 +359,22 @@ class Session:
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
         """One update of the model from the global batch of which `batch` is this worker's part; the global mean of the
         loss."""
+        before = spans.mark("session")
         if self._taken is not None and batch is self._taken.batch.value:
             taken, self._taken = self._taken, None
             assert self._leasing is not None
             with self._going():
-                return self._leasing.step(loss_fn, taken)
+                loss: float = self._leasing.step(loss_fn, taken)
+            spans.mark(before)
+            return loss
         given = self._stepping.take(batch)
         began = time.monotonic()
-        loss: float = self._operate(
+        loss = self._operate(
             OperationKind.STEP,
             lambda place: self._stepping.attempt(place, loss_fn, given, began),
             self._stepping.prepare,
         )
+        spans.mark(before)
         return loss
 
     # -- validation and decisions ------------------------------------------------------------------------------------
@@ -650,6 +659,7 @@ class Session:
 
     def _finish(self, flush_s: float) -> None:
         self._closed = True
+        spans.finish()
         self.halting.close()
         self._endings.close()
         self._saver.close()

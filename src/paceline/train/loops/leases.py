@@ -36,6 +36,7 @@ from paceline.train.lease_queue import LeaseEnd, LeaseQueue
 from paceline.train.ledger import TrainingLedger
 from paceline.train.membership import Place
 from paceline.train.schedules import Schedules
+from paceline.watch import spans
 from paceline.wire.decoding import decode
 
 _LOOK_S = 0.1
@@ -123,7 +124,9 @@ class LeaseLoop:
             self._save_if_due()
             if self._joined.client.look(lambda machine: machine.leaving):
                 self._leases.leave()
+            before = spans.mark("leases")
             turn = self._leases.next(_LOOK_S)
+            spans.mark(before)
             if isinstance(turn, LeaseEnd):
                 self.is_open = False
                 if turn is LeaseEnd.FINISHED:
