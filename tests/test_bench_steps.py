@@ -179,7 +179,7 @@ def test_what_is_printed_and_drawn() -> None:
     console.print(report.table(found))
     console.print(report.picture(found.example))
     text = console.export_text()
-    assert "waiting for another worker" in text
+    assert "waiting for others" in text
     assert "for worker 0" in text
     rows = {line.split()[1]: line.split()[2] for line in text.splitlines() if line.startswith("worker ")}
     assert [letter for letter, _ in itertools.groupby(rows["0"])] == list("dfbrhox")
@@ -187,7 +187,7 @@ def test_what_is_printed_and_drawn() -> None:
     assert rows["1"].count(".") == pytest.approx(4 / 14 * 100, abs=1)
     drawn = ElementTree.fromstring(report.svg(found.example))
     titles = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}title")]
-    assert "waiting for another worker 0: 4.000 ms" in titles
+    assert "waiting for others (worker 0): 4.000 ms" in titles
     kept = report.record(found, find(found, 8))
     assert kept["workers"][1]["waiting_for_s"] == {"0": pytest.approx(0.004)}
 

@@ -20,7 +20,7 @@ KINDS = {
     "backward": ("b", "#2f6e2a", "backward"),
     "copy": ("c", "#b6992d", "copying gradients"),
     "statistics": ("n", "#d37295", "statistics of BatchNorm"),
-    WAITING: (".", "#d9d9d9", "waiting for another worker"),
+    WAITING: (".", "#d9d9d9", "waiting for others"),
     "reduce": ("r", "#f28e2b", "reducing gradients"),
     "header": ("h", "#ffbe7d", "agreeing on the step"),
     "servers": ("s", "#b07aa1", "servers"),
@@ -41,12 +41,16 @@ def table(analysis: StepAnalysis) -> Table:
         if any(kind in times.by_kind for times in analysis.workers):
             cells = (_cell(times.by_kind.get(kind, 0.0), times.step_s) for times in analysis.workers)
             found.add_row(f"{letter} {words}", *cells)
-    for other in sorted({other for times in analysis.workers for other in times.awaited}):
-        cells = (_cell(times.awaited.get(other, 0.0), times.step_s) for times in analysis.workers)
-        found.add_row(f"  for worker {other}", *cells, style="dim")
+        for other in _awaited(analysis) if kind == WAITING else ():
+            cells = (_cell(times.awaited.get(other, 0.0), times.step_s) for times in analysis.workers)
+            found.add_row(f"    of it for worker {other}", *cells, style="dim")
     found.add_section()
     found.add_row("the whole step", *(f"{times.step_s * 1e3:.3f}" for times in analysis.workers))
     return found
+
+
+def _awaited(analysis: StepAnalysis) -> list[int]:
+    return sorted({other for times in analysis.workers for other in times.awaited})
 
 
 def _cell(seconds: float, step_s: float) -> str:
@@ -96,7 +100,7 @@ def svg(steps: Sequence[WorkerStep]) -> str:
         lines.append(f'<text x="8" y="{top + 19}">worker {step.worker}</text>')
         for part in step.parts:
             _, colour, words = KINDS[part.kind]
-            awaited = f" {part.awaited}" if part.awaited >= 0 else ""
+            awaited = f" (worker {part.awaited})" if part.awaited >= 0 else ""
             lines.append(
                 f'<rect x="{_MARGIN + (part.start - begin) * scale:.2f}" y="{top}" '
                 f'width="{part.duration * scale:.2f}" height="{_ROW - 8}" fill="{colour}">'
