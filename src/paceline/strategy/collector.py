@@ -62,8 +62,9 @@ class Collector:
         self._check = check
         self._active = False
         self._filled = [False] * len(self._parameters)
+        take = self._take_timed if spans.is_wanted() else self._take  # there are many parameters
         self._handles: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._take, number))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(functools.partial(take, number))  # type: ignore[no-untyped-call]
             for number, parameter in enumerate(self._parameters)
         ]
 
@@ -131,10 +132,13 @@ class Collector:
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         check_gradient(self.names[number], gradient)
-        before = spans.mark("copy")
         if self._filled[number]:
             self._store.add(number, gradient)
         else:
             self._filled[number] = True
             self._store.put(number, gradient)
+
+    def _take_timed(self, number: int, parameter: torch.Tensor) -> None:
+        before = spans.mark("copy")
+        self._take(number, parameter)
         spans.mark(before)
