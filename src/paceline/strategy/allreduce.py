@@ -16,6 +16,7 @@ from paceline.strategy.overlap import Overlapped
 from paceline.strategy.refusals import StepGuard
 from paceline.strategy.replicated import ReplicatedTables
 from paceline.strategy.sparse import RowGradients
+from paceline.watch import spans
 
 
 class AllReduce:
@@ -53,9 +54,11 @@ class AllReduce:
         return ""
 
     def apply(self) -> None:
+        before = spans.mark("optimizer")
         with self._guard:
             for optimizer in self._optimizers:
                 optimizer.step()
+        spans.mark(before)
         self._tables.apply()
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from paceline.collective import Group
 from paceline.errors import Disagreement
+from paceline.watch import spans
 
 _LAYOUT = struct.Struct("<10q5d")
 _MAX_TEXT_BYTES = 1 << 20
@@ -86,7 +87,9 @@ def exchange(group: Group | None, row: Row) -> HeaderRows:
     memory = bytearray(group.size * _LAYOUT.size)
     block = torch.frombuffer(memory, dtype=torch.int64)
     _LAYOUT.pack_into(memory, group.rank * _LAYOUT.size, *row)
+    before = spans.mark("header")
     group.all_reduce(block)
+    spans.mark(before)
     rows = HeaderRows([Row(*fields) for fields in _LAYOUT.iter_unpack(memory)], lambda rank: describe(group, rank))
     if any(other.operation != row.operation for other in rows):
         each = ", ".join(f"{rows.name_of(rank)} in {other.operation}" for rank, other in enumerate(rows))

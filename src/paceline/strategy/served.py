@@ -28,6 +28,7 @@ from paceline.strategy.replicated import in_order
 from paceline.strategy.served_rows import ServedRows
 from paceline.strategy.served_state import ServedState
 from paceline.strategy.sparse import Sparse
+from paceline.watch import spans
 from paceline.wire.deadline import Deadline
 from paceline.wire.endpoint import Endpoint
 
@@ -99,13 +100,17 @@ class ServedParameters:
     def run(self, what: str, pack: Callable[[ServerRequest], Parcel], **content: Any) -> Errand:
         """Have all ranges do something; returns when they have."""
         errand = Errand(range(self.layout.num_ranges), **content)
+        before = spans.mark("servers")
         self.client.run(errand, pack, what)
+        spans.mark(before)
         return errand
 
     def pull(self, need: Need, what: str, is_enough: Callable[[], bool] | None = None) -> bool:
         """Have the servers' values here; False if the caller gave way first."""
         errand = Errand(range(self.layout.num_ranges), pull=need, notes=True)
+        before = spans.mark("servers")
         self.client.run(errand, self.pack_values, what, is_enough=is_enough)
+        spans.mark(before)
         self.tell_forgone(errand.forgone)
         if not errand.is_done:
             return False

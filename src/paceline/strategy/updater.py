@@ -35,6 +35,7 @@ from paceline.strategy.options import SessionOptions
 from paceline.strategy.parameters import Modules, Optimizers, listed
 from paceline.strategy.replicated import ReplicatedTables
 from paceline.strategy.sparse import Sparse
+from paceline.watch import spans
 
 _ALL_USED = 1
 
@@ -107,6 +108,7 @@ class Updater:
         if self._is_verified(step):
             self.gradients.check_known()
         self._newest = self._agreed = None
+        spans.step(step)
         self._newest = self.gradients.compute(
             loss_fn, batch, samples=samples, total=total, step=step, group=self._group, rank=self._rank
         )

@@ -45,6 +45,7 @@ class TrainingParts(NamedTuple):
 
     options: SessionOptions
     model: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
     updater: Updater
     batches: GlobalBatches
     validation: ValidationData
@@ -116,6 +117,7 @@ def assemble(
     return TrainingParts(
         options=options,
         model=model,
+        optimizers=optimizers,
         updater=updater,
         batches=batches,
         validation=ValidationData(options.seed, options.loader, host.tell_death),

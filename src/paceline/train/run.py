@@ -36,6 +36,7 @@ from paceline.train.operation import Place, TrainingOperation
 from paceline.train.parts import TrainingParts
 from paceline.train.run_log import RUN_LOG
 from paceline.train.strategies import served_by
+from paceline.watch import spans
 from paceline.wire.identity import Identity
 
 logger = logging.getLogger("paceline.train")
@@ -316,6 +317,7 @@ class Run:
         self.halting.close()
         self.endings.close()
         self._parts.close()
+        spans.finish()
         if self._joined is not None:
             self._joined.close(flush_s)
 

@@ -45,9 +45,11 @@ from paceline.train.loops.base import Loop
 from paceline.train.loops.leases import LeaseLoop
 from paceline.train.loops.steps import StepLoop
 from paceline.train.parts import assemble
+from paceline.train.recording import begin_recording
 from paceline.train.run import Run
 from paceline.train.saving import Checkpoints
 from paceline.train.training_state import Stateful
+from paceline.watch import spans
 
 
 class Session:
@@ -88,11 +90,14 @@ class Session:
         )
         if not isinstance(checkpoints, Checkpoints):
             raise TypeError(f"checkpoints={checkpoints!r}: give a Checkpoints")
+        if spans.is_wanted():
+            checkpoints = Checkpoints()  # what is only measured neither resumes nor leaves anything
         self._run = run = Run(joining.find_ticket())
         self._parts = parts = assemble(run, model, stateful, data, global_batch, options, checkpoints)
         is_leased = options.mode.is_leased and not run.is_alone
         self._loop: Loop = LeaseLoop(run, parts) if is_leased else StepLoop(run, parts)
         run.equip(parts, self._loop)
+        begin_recording(parts)
         self._first_epoch = 0
         joining.occupy(run.ticket)
 
@@ -218,7 +223,10 @@ class Session:
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
         """One update of the model from the global batch of which `batch` is this worker's part; the global mean of the
         loss."""
-        return self._loop.step(loss_fn, batch)
+        before = spans.mark("session")
+        loss = self._loop.step(loss_fn, batch)
+        spans.mark(before)
+        return loss
 
     # -- validation and decisions ------------------------------------------------------------------------------------
 

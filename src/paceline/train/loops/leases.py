@@ -30,6 +30,7 @@ from paceline.train.joining import Joined
 from paceline.train.lease_queue import LeaseEnd, LeaseQueue
 from paceline.train.operation import Place
 from paceline.train.parts import TrainingParts
+from paceline.watch import spans
 from paceline.wire.decoding import decode
 
 if TYPE_CHECKING:
@@ -145,7 +146,9 @@ class LeaseLoop:
             self._save_if_due()
             if self._joined.client.look(lambda machine: machine.leaving):
                 self._leases.leave()
+            before = spans.mark("leases")
             turn = self._leases.next(_LOOK_S)
+            spans.mark(before)
             if isinstance(turn, LeaseEnd):
                 self.is_open = False
                 if turn is LeaseEnd.FINISHED:
