@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-runs test-parts test-hosts check lint types bench bench-quick soak simulate chaos torch-suite torch-tools clean
+.PHONY: demo test test-runs test-parts test-hosts test-wheel check lint types docs bench bench-quick soak simulate chaos torch-suite torch-tools clean
 
 demo: $(READY)
 	$(BIN)/python examples/elastic.py
@@ -26,7 +26,16 @@ test-parts: $(READY)
 test-hosts: $(READY)
 	$(BIN)/python -m pytest --override-ini=addopts= -ra -m hosts
 
+# The wheel as a user has it: built, installed into an environment of its own, used outside of this folder.
+test-wheel: $(READY)
+	$(BIN)/python -m pytest --override-ini=addopts= -ra -m wheel tests/test_wheel.py
+
 check: lint types test
+
+# The pages of docs/ as a site in build/docs; a warning is an error.
+docs: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs]"
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs build/docs
 
 lint: $(READY)
 	$(BIN)/ruff check .
