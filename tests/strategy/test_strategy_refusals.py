@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -162,17 +163,26 @@ def test_parameters_that_are_used_now_and_then_are_looked_for_once(monkeypatch: 
 @pytest.mark.parametrize(
     ("batch", "says"),
     [
-        ((1, 2), r"2 values is passed as 2 arguments: write def loss_fn\(x, y\)"),
+        ((1,), r"1 value is passed as 1 argument: write def loss_fn\(x\)"),
+        ([1, 2], r"2 values is passed as 2 arguments: write def loss_fn\(x, y\)"),
         ((1, 2, 3), r"3 arguments: write def loss_fn\(x0, x1, x2\)"),
-        ({"ids": 1, "labels": 2}, r"by keywords: write def loss_fn\(ids, labels\)"),
+        ({"ids": 1, "labels": 2}, r"a dict is passed as one argument: write def loss_fn\(batch\)"),
+        (torch.zeros(2), r"a Tensor is passed as one argument: write def loss_fn\(batch\)"),
     ],
 )
 def test_a_loss_function_of_another_signature_is_told_the_one_that_is_wanted(batch: Any, says: str) -> None:
-    def loss_fn(batch: Any) -> None:
+    def loss_fn(*, ids: Any, labels: Any) -> None:
         raise AssertionError("it is not called")
 
-    with pytest.raises(TypeError, match=says):
-        loss_calls.spread(loss_fn, batch)
+    @functools.wraps(loss_fn)
+    def decorated(*values: Any, **named: Any) -> None:
+        loss_fn(*values, **named)
+
+    for function in (loss_fn, decorated, functools.partial(loss_fn, ids=1)):
+        with pytest.raises(TypeError, match=says):
+            loss_calls.spread(function, batch)
+    with pytest.raises(TypeError, match=says.replace("loss_fn", "validate")):
+        loss_calls.spread(loss_fn, batch, "validate")
 
 
 def test_a_type_error_in_a_loss_function_stays_its_own() -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.checkpoint import Contents, find, write
+from paceline.checkpoint import Contents, find, read, write
 from paceline.checkpoint.files import Skipped
 from paceline.control.messages.plan import NOTHING
 from paceline.errors import Evicted, NonFiniteGradient
@@ -92,10 +92,10 @@ def test_results_outside_of_the_loops_reach_a_worker_that_comes_late(tmp_path: P
         first = results[0]
         assert all(result == first for result in results)
         assert first["state"] == {"greeting": "hello", "numbers": list(range(1, first["steps"] + 1))}
-        before, between, decision, after = first["seen"]
+        before, between, is_best, decision, after = first["seen"]
         assert before["all"] == [0, 1]
         assert between["all"] == list(range(40))
-        assert decision is False
+        assert (is_best, decision) == (True, False)
         expected = reference_scores(first["weights"], 40)
         assert after["all"] == expected["all"]
         assert after["right"] == expected["right"]
@@ -266,6 +266,23 @@ def test_a_decision_to_stop_that_the_script_does_not_follow_stops_nothing(make: 
             session.step(loss_fn, batch)
         session.should_stop(math.inf, patience=0)
     assert session.steps == 9
+
+
+def test_a_score_keeps_the_best_model_and_stops_nothing(tmp_path: Path, make: Make) -> None:
+    checkpoints = Checkpoints(folder=tmp_path, every_s=None, every_steps=1, keep_last=1, mode="max")
+    session, loss_fn = make(checkpoints=checkpoints)
+    answers, weights = [], []
+    for epoch, score in zip(session.epochs(3), (0.1, 0.7, 0.3), strict=True):
+        for batch in epoch:
+            session.step(loss_fn, batch)
+        answers.append(session.score(score, mode="max"))
+        weights.append(session._ledger.gift(whole=True)["update"]["model"]["weight"].clone())
+    session.close()
+    assert answers == [True, True, False]
+    assert session.steps == 9
+    assert torch.equal(read(tmp_path / "best").model["weight"], weights[1])
+    with pytest.raises(ValueError, match="mode='least'"):
+        session.score(0.5, mode="least")  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(

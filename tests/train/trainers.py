@@ -121,7 +121,7 @@ def train_and_kill_the_donor(founder: str, *arguments: Any) -> dict[str, Any]:
         except FileExistsError:
             with open(founder) as file:
                 pid = int(file.read())
-            if pid != os.getpid() and session.size == 2:
+            if pid != os.getpid() and session.world_size == 2:
                 os.kill(pid, signal.SIGKILL)
 
     return train(*arguments, in_body=in_body)
@@ -212,7 +212,7 @@ def train(
             schedule.step()
             session.state["bodies"] = session.state.get("bodies", 0) + 1
             committed.append((epoch.number, session.steps, sorted(attempt)))
-            say((session.steps, session.size, loss))
+            say((session.steps, session.world_size, loss))
             in_body(session)
         scores.append(session.evaluate(validate, data))
         before_decision(session)

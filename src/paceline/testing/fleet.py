@@ -54,7 +54,7 @@ with open(folder / f"steps-{os.getpid()}", "w", buffering=1) as steps:
     for epoch in session.epochs(100_000):
         for batch in epoch:
             session.step(loss_fn, batch)
-            print(time.monotonic(), session.steps, session.size, file=steps)
+            print(time.monotonic(), session.steps, session.world_size, file=steps)
         if session.should_stop(float("inf") if (folder / "enough").exists() else -float(session.steps), patience=0):
             break
 epochs = session.steps * BATCH // NUM

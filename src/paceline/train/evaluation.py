@@ -1,6 +1,6 @@
 """Validation over all workers, exact: each sample counts once, nothing is padded, every worker gets the same numbers.
 
-`validate(*batch)` returns a dict of names and values for its batch:
+`validate` gets a batch as `loss_fn` does and returns a dict of names and values for it:
 
     a number or a 0-d tensor     the mean over the samples of the batch; the result is the mean over all samples
     `Total(value)`               the result is the sum
@@ -140,5 +140,5 @@ def evaluate(validate: Validate, batches: Any, check: Callable[[], None]) -> Sco
     with torch.no_grad():
         for value, samples in batches:
             check()
-            scores.add(spread(validate, value), samples)
+            scores.add(spread(validate, value, "validate"), samples)
     return scores

@@ -69,19 +69,24 @@ class Evaluator:
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def attempt_decide(self, place: Place, score: float, patience: int, mode: Mode, min_delta: float) -> Attempt:
+    def attempt_decide(
+        self, place: Place, score: float, mode: Mode, min_delta: float, patience: int | None = None
+    ) -> Attempt:
+        """With `patience`, whether to stop; without, whether the score is the best so far."""
         rows = self._headers.exchange(place, weight=score)
         if len({row.weight for row in rows if row.weight == row.weight}) > 1:
-            logger.warning("should_stop got different scores on the workers; that of the main worker counts")
+            logger.warning("the workers gave different scores; that of the main worker counts")
         return self._headers.outcome(
-            place, rows, lambda: self._commit_decide(place, rows[0].weight, patience, mode, min_delta)
+            place, rows, lambda: self._commit_decide(place, rows[0].weight, mode, min_delta, patience)
         )
 
-    def _commit_decide(self, place: Place, score: float, patience: int, mode: Mode, min_delta: float) -> bool:
+    def _commit_decide(self, place: Place, score: float, mode: Mode, min_delta: float, patience: int | None) -> bool:
+        book = self._ledger.book
         self._ledger.settle(place.operation)
-        self._ledger.book.judge(score, mode, min_delta)
-        answer = self._ledger.book.num_worse > patience
-        self._ledger.book.is_stopped = answer and self._ledger.in_loop
+        answer = book.judge(score, mode, min_delta)
+        if patience is not None:
+            answer = book.num_worse > patience
+            book.is_stopped = answer and self._ledger.in_loop
         self._ledger.record_outside(answer)
         self._ledger.keep_result(place.operation, answer, self._headers.stopping_agreed)
         return answer

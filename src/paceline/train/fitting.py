@@ -23,10 +23,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,9 +32,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.strategy.loss_calls import spread
 from paceline.train.book import Book
 from paceline.train.callbacks import EpochInfo, RunInfo, StepInfo, Teller, ValidationInfo
-from paceline.train.evaluation import Total
+from paceline.train.evaluation import Total, Validate
 from paceline.train.frames import boundary
 from paceline.train.rates import Rates
 from paceline.train.session import Epoch, Session
@@ -46,7 +45,6 @@ from paceline.train.warming import warm_up
 Reason = Literal["finished", "early stopping"]
 
 _NAME = "paceline.fit"
-_NEVER = sys.maxsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +69,8 @@ class Fitted:
 def fit(task: Task) -> Fitted:
     """Train; returns when all workers have come to the end."""
     options = task.options
-    loss_fn = functools.partial(task.loss, task.model)
     if task.warm_up:
-        warm_up(task.model, loss_fn, task.data, options.loader, samples=task.warm_up)
+        warm_up(task.model, task.loss_fn, task.data, options.loader, samples=task.warm_up)
     schedules = _make_schedules(task)
     checkpoints = task.checkpoints
     if task.validation is not None:
@@ -90,7 +87,7 @@ def fit(task: Task) -> Fitted:
     training = _Training(task, session, schedules)
     try:
         with session:
-            reason = training.run(loss_fn)
+            reason = training.run()
             session.close()
     except SystemExit:
         training.teller.stop("left")
@@ -123,7 +120,7 @@ class _Training:
         self._length = len(task.data)
         self.teller = Teller(task.callbacks, lambda: session.is_main, self._run_info)
         if task.validation is not None:
-            self._validate = functools.partial(task.validation.validate or _loss_score(task.loss), task.model)
+            self._validate = task.validation.validate or _loss_score(task.loss_fn)
 
     @property
     def _notes(self) -> dict[str, Any]:
@@ -133,13 +130,13 @@ class _Training:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def run(self, loss_fn: functools.partial[Any]) -> Reason:
+    def run(self) -> Reason:
         for epoch in self._session.epochs(self._task.epochs):
             self.teller.start()
             if self._has_lost_patience():  # it had ended, and was resumed
                 return "early stopping"
             for batch in epoch:
-                self._step(loss_fn, batch, epoch)
+                self._step(batch, epoch)
                 if self._is_due_in_epoch() and self._is_over_after_validation(epoch):
                     return "early stopping"
             of = self.teller.operation
@@ -151,11 +148,11 @@ class _Training:
         self.teller.start()
         return "early stopping" if self._has_lost_patience() else "finished"
 
-    def _step(self, loss_fn: functools.partial[Any], batch: Any, epoch: Epoch) -> None:
+    def _step(self, batch: Any, epoch: Epoch) -> None:
         session, began = self._session, time.monotonic()
         num_skipped = session.skipped
         rates = self._rates() if self.teller.has_listeners else ()
-        loss = session.step(loss_fn, batch)
+        loss = session.step(self._task.loss_fn, batch)
         self.teller.completed()
         for schedule in self._schedules:
             schedule.step()
@@ -173,7 +170,7 @@ class _Training:
                 loss=loss,
                 samples=samples,
                 rates=rates,
-                workers=session.size,
+                workers=session.world_size,
                 seconds=time.monotonic() - began,
                 skipped=is_skipped,
             )
@@ -225,12 +222,14 @@ class _Training:
         is_best = self._judge(score, validation)
         info = ValidationInfo(epoch=epoch.number, step=session.steps, scores=scores, is_best=is_best)
         self._notes["validations"].append(dataclasses.asdict(info))
-        best = validation.best
-        # Also where nothing is ever stopped: it keeps the best model among the checkpoints.
-        answer = session.should_stop(score, patience=_patience(validation), mode=best.mode, min_delta=best.min_delta)
+        best, is_over = validation.best, False
+        if isinstance(best, EarlyStopping):
+            is_over = session.should_stop(score, patience=best.patience, mode=best.mode, min_delta=best.min_delta)
+        else:
+            session.score(score, mode=best.mode, min_delta=best.min_delta)
         self.teller.completed()
         self.teller.tell("on_validation", results, info, of=of)
-        return answer
+        return is_over
 
     def _judge(self, score: float, validation: Validation) -> bool:
         """By the session's own rule. The score has the same bits on all workers, and so has the answer."""
@@ -243,8 +242,8 @@ class _Training:
         return is_best
 
     def _has_lost_patience(self) -> bool:
-        validation = self._task.validation
-        return validation is not None and self._notes["num_worse"] > _patience(validation)
+        best = self._task.validation.best if self._task.validation is not None else None
+        return isinstance(best, EarlyStopping) and bool(self._notes["num_worse"] > best.patience)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -273,7 +272,7 @@ class _Training:
             global_batch=self._task.global_batch,
             samples=self._length,
             step=session.steps,
-            workers=session.size,
+            workers=session.world_size,
         )
 
 
@@ -300,10 +299,6 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _patience(validation: Validation) -> int:
-    return validation.best.patience if isinstance(validation.best, EarlyStopping) else _NEVER
-
-
 def _score(scores: Mapping[str, float], validation: Validation) -> float:
     metric = validation.best.metric
     if metric not in scores:
@@ -319,11 +314,11 @@ def _score(scores: Mapping[str, float], validation: Validation) -> float:
 _SUM, _WEIGHT = "paceline.loss_sum", "paceline.loss_weight"
 
 
-def _loss_score(loss: Any) -> Any:
+def _loss_score(loss_fn: Callable[..., Any]) -> Validate:
     """A `validate` from a loss, exact also where that returns the weight of its mean."""
 
-    def validate(model: nn.Module, /, *batch: Any, **named: Any) -> dict[str, Any]:
-        result = loss(model, *batch, **named)
+    def validate(*batch: Any) -> dict[str, Any]:
+        result = spread(loss_fn, batch)
         if not isinstance(result, tuple):
             return {"loss": result}
         value, weight = float(result[0]), float(result[1])

@@ -13,8 +13,8 @@ The body of the loop runs once for each committed step on every worker, whatever
 after a loss is `loss_fn` (and `validate`), with this worker's new part of the same global batch.
 
 Contract
-- `step`, `evaluate` and `should_stop` are operations: every worker does the same ones in the same order. They return
-  when the operation counts, with the same result on all.
+- `step`, `evaluate`, `score` and `should_stop` are operations: every worker does the same ones in the same order. They
+  return when the operation counts, with the same result on all.
 - A worker that joins later runs the script from its top. It gets the state when it asks for its first epoch, enters
   the loop at the step that comes next, and gets recorded results for operations outside of the loops.
 - At a clean point (just before a step) workers join and leave, checkpoints are taken, the run stops if asked to.
@@ -219,7 +219,7 @@ class Session:
         return self._present_plan().rank_of(self._join().member)
 
     @property
-    def size(self) -> int:
+    def world_size(self) -> int:
         """How many workers there are at present."""
         return len(self._present_plan().seats)
 
@@ -387,16 +387,27 @@ class Session:
         return self._evaluator.attempt_evaluate(place, validate, data, size)
 
     @boundary
+    def score(self, value: float, *, mode: Mode = "min", min_delta: float = 0.0) -> bool:
+        """Score the model as it is: if this is the best score so far, a checkpoint keeps it. Whether it is; the same
+        answer on all workers."""
+        return self._decide(value, mode, min_delta)
+
+    @boundary
     def should_stop(self, score: float, *, patience: int, mode: Mode = "min", min_delta: float = 0.0) -> bool:
-        """Whether the score has not become better for more than `patience` calls; the same answer on all workers. The
-        model with the best score is kept among the checkpoints."""
-        if patience < 0 or mode not in ("min", "max"):
-            raise ValueError(f"patience={patience} must be 0 or more, mode={mode!r} either 'min' or 'max'")
+        """Score the model as `score` does. Whether the last more than `patience` scores in a row were not the best; the
+        same answer on all workers."""
+        if patience < 0:
+            raise ValueError(f"patience={patience}: give 0 or more")
+        return self._decide(score, mode, min_delta, patience)
+
+    def _decide(self, score: float, mode: Mode, min_delta: float, patience: int | None = None) -> bool:
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode={mode!r}: give 'min' if less is better, 'max' if more is")
         if (recorded := self._recorded()) is not None:
             return bool(recorded)
         value = float(score)
         answer: bool = self._operate(
-            OperationKind.DECIDE, lambda place: self._evaluator.attempt_decide(place, value, patience, mode, min_delta)
+            OperationKind.DECIDE, lambda place: self._evaluator.attempt_decide(place, value, mode, min_delta, patience)
         )
         return answer
 

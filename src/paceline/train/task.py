@@ -1,22 +1,23 @@
 """A training as one value: what to train, on what, for how long, and how it is judged.
 
     task = Task(
-        model=model, optimizer=optimizer, loss=loss, data=train_set, global_batch=256, epochs=10,
+        model=model, optimizer=optimizer, loss_fn=loss_fn, data=train_set, global_batch=256, epochs=10,
         schedule=Rates(warm_up=WarmUp(steps=500), schedule="cosine"),
         validation=Validation(data=valid_set, validate=validate, best=EarlyStopping(metric="loss", patience=3)),
         callbacks=[PrintProgress()],
     )
     fitted = paceline.fit(task)
 
-    def loss(model, x, y):            # the mean over the samples of the batch, or (mean, weight)
+    def loss_fn(x, y):                # the mean over the samples of the batch, or (mean, weight)
         return F.cross_entropy(model(x), y)
 
-    def validate(model, x, y):        # numbers are means over the batch; or Total(...), Every(...)
+    def validate(x, y):               # numbers are means over the batch; or Total(...), Every(...)
         logits = model(x)
         return {"loss": F.cross_entropy(logits, y), "accuracy": (logits.argmax(1) == y).float().mean()}
 
-Both are called with the model and a batch: a tuple or list gives the positional arguments, a dict the named ones. Both
-may be called again for the same step, after a loss of a worker, and in parts.
+Both are called as in a session, and have the model from around them. A batch that is a tuple or list is spread over the
+arguments; anything else, as a dict, is the one argument: `def loss_fn(batch)`. Both may be called again for the same
+step, after a loss of a worker, and in parts.
 
 Everything is checked when it is built: an error names the field, its value, and what to give.
 """
@@ -87,7 +88,7 @@ class Validation:
     def __post_init__(self) -> None:
         check_dataset(self.data)
         if self.validate is not None and not callable(self.validate):
-            raise TypeError(f"Validation(validate={self.validate!r}): give a function validate(model, *batch) -> dict")
+            raise TypeError(f"Validation(validate={self.validate!r}): give a function, as def validate(x, y)")
         for name in ("every_epochs", "every_steps", "batch"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
@@ -106,7 +107,7 @@ class Task:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-    loss: Callable[..., Any]
+    loss_fn: Callable[..., Any]
     data: Any
     global_batch: int
     epochs: int
@@ -120,8 +121,8 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise TypeError(f"Task(model={type(self.model).__name__}): give a torch.nn.Module")
-        if not callable(self.loss):
-            raise TypeError(f"Task(loss={self.loss!r}): give a function loss(model, *batch)")
+        if not callable(self.loss_fn):
+            raise TypeError(f"Task(loss_fn={self.loss_fn!r}): give a function, as def loss_fn(x, y)")
         length = check_dataset(self.data)
         if type(self.global_batch) is not int or not 1 <= self.global_batch <= length:
             raise ValueError(

@@ -24,6 +24,7 @@ from paceline.data.seeding import generators_kept
 from paceline.data.window import BatchSpec
 from paceline.engine.speeds import PROBE_VARIABLE
 from paceline.strategy import loss_calls, memory
+from paceline.train.frames import boundary
 
 _MOST_PROBED = 1024
 _REPEATED = 3
@@ -31,6 +32,7 @@ _REPEATED = 3
 _tried: list[tuple[float, float]] = []
 
 
+@boundary
 def warm_up(
     model: nn.Module, loss_fn: Callable[..., Any], data: Any, options: LoaderOptions | None = None, *, samples: int = 2
 ) -> None:
