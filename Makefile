@@ -59,7 +59,7 @@ SEEDS ?= 100000
 simulate: $(READY)
 	$(BIN)/python -m paceline.testing.simulate --seeds $(SEEDS)
 
-# Random faults on real runs of several hosts, checked by a model that counts its samples; docs/chaos.md. Seeds that are in chaos/results.jsonl are
+# Random faults on real runs of several hosts, checked by a model that counts its samples; docs/explanation/chaos.md. Seeds that are in chaos/results.jsonl are
 # skipped, so a long run can be made in parts. Several hosts need root.
 MINUTES ?= 10
 SEED    ?= 0

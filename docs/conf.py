@@ -25,9 +25,7 @@ autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 100
 
 
-def mark_examples(
-    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
-) -> None:
+def mark_examples(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Docstrings show code, and drawings, as indented lines; reST wants a mark before them."""
     marked: list[str] = []
     for number, line in enumerate(lines):

@@ -6,8 +6,8 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer.main
 
@@ -16,7 +16,7 @@ from tests.snippets import LANGUAGES, PAGES, ROOT, PageRun, Snippet, commands_of
 
 RUN = [page for page in PAGES if any(snippet.is_run for snippet in snippets_of(page))]
 SHELL = [(page, snippet) for page in PAGES for snippet in snippets_of(page) if snippet.language == "shell"]
-NUM_NOT_RUN = 0
+NUM_NOT_RUN = 14
 
 
 def name_of(page: Path) -> str:
@@ -29,9 +29,14 @@ def test_every_snippet_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_run_is_counted_and_has_a_reason() -> None:
-    left_out = [(name_of(page), s.line, s.marks["not run"]) for page in PAGES for s in snippets_of(page) if "not run" in s.marks]
-    assert all(reason for _, _, reason in left_out)
-    assert len(left_out) == NUM_NOT_RUN, "\n".join(map(str, left_out))
+    found = [(name_of(page), snippet) for page in PAGES for snippet in snippets_of(page)]
+    reasons = [
+        f"{page}:{snippet.line}: {snippet.marks['not run']}"
+        for page, snippet in found
+        if not snippet.is_run and snippet.language in ("python", "shell")
+    ]
+    assert not [reason for reason in reasons if reason.endswith(": ")]
+    assert len(reasons) == NUM_NOT_RUN, "\n".join(reasons)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -39,7 +44,9 @@ def test_every_fence_says_what_it_holds(page: Path) -> None:
     assert {snippet.language for snippet in snippets_of(page)} <= LANGUAGES | {"set", "wait"}
 
 
-@pytest.mark.parametrize(("page", "snippet"), SHELL, ids=lambda value: name_of(value) if isinstance(value, Path) else "")
+@pytest.mark.parametrize(
+    ("page", "snippet"), SHELL, ids=lambda value: name_of(value) if isinstance(value, Path) else ""
+)
 def test_every_command_is_one_that_there_is(page: Path, snippet: Snippet) -> None:
     """Also of those that are not run: options that are gone are found here."""
     for command in commands_of(snippet.code):
@@ -55,8 +62,8 @@ def test_every_command_is_one_that_there_is(page: Path, snippet: Snippet) -> Non
 
 def parse(words: list[str]) -> None:
     """By the command line's own parser, without doing it."""
-    command: click.Command = typer.main.get_command(app)
-    while isinstance(command, click.Group):
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
         name, *words = words
         assert name in command.commands, f"paceline has no command {name!r}"
         command = command.commands[name]
