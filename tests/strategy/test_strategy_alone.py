@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -73,7 +74,10 @@ def test_the_form_of_the_batch_is_the_form_of_the_call(form: str, micro_batch: i
     def of_one(both: torch.Tensor) -> torch.Tensor:
         return cross_entropy(model(both[:, :6]), both[:, 6].long())
 
-    found = step(strategy, of_one if form == "single" else of_two, batch)
+    def of_dict(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return of_two(batch["x"], batch["y"])
+
+    found = step(strategy, {"single": of_one, "dict": of_dict}.get(form, of_two), batch)
     assert found.loss == pytest.approx(float(cross_entropy(linear()(x), y).detach()), rel=1e-5)
     assert found.total_weight == 12
 
@@ -87,6 +91,9 @@ def test_what_can_be_cut_is_cut() -> None:
     assert cut[1][0]["nested"][1]["deep"].tolist() == [2, 3]
     assert cut[2][0]["names"] == ["e"]
     assert cut[2][0]["none"] is None
+    ((first, _), _) = pieces(UserDict(x=torch.arange(4)), [2, 2])
+    assert type(first) is UserDict, "what loss_fn gets is of the kind that the loader gave"
+    assert first["x"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

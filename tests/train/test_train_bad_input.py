@@ -52,7 +52,7 @@ def test_what_a_session_refuses(options: dict[str, Any], error: type[Exception],
         Session(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
 
 
-@pytest.mark.parametrize("wrong", [{"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}, {"every_s": math.nan}])
+@pytest.mark.parametrize("wrong", [{"keep_last": 0}, {"keep_best": -1}, {"every_s": math.nan}])
 def test_settings_of_checkpoints_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Checkpoints(**wrong)

@@ -269,7 +269,7 @@ def test_a_decision_to_stop_that_the_script_does_not_follow_stops_nothing(make: 
 
 
 def test_a_score_keeps_the_best_model_and_stops_nothing(tmp_path: Path, make: Make) -> None:
-    checkpoints = Checkpoints(folder=tmp_path, every_s=None, every_steps=1, keep_last=1, mode="max")
+    checkpoints = Checkpoints(folder=tmp_path, every_s=None, every_steps=1, keep_last=1)
     session, loss_fn = make(checkpoints=checkpoints)
     answers, weights = [], []
     for epoch, score in zip(session.epochs(3), (0.1, 0.7, 0.3), strict=True):

@@ -1,14 +1,38 @@
-"""The weights of a checkpoint, into a model: for who wants to use what was trained."""
+"""The weights of a model by name, and those of a checkpoint into a model.
+
+`torch.compile(model)` is a module around the model, and puts `_orig_mod.` into the names of its weights. Here they have
+their names without it, so that what a compiled model has learned is for the plain one too, and the other way round.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from paceline.checkpoint.files import read
 from paceline.custody.names import MODEL
 from paceline.errors import CheckpointError
+
+_COMPILED = "_orig_mod."
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter, buffer or module as if nothing were compiled."""
+    return name.replace(_COMPILED, "")
+
+
+def weights_of(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
+    """Its `state_dict` under plain names."""
+    return {plain_name(name): value for name, value in model.state_dict(keep_vars=keep_vars).items()}
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """The inverse of `weights_of`; raises as `load_state_dict` does."""
+    own = {plain_name(name): name for name in model.state_dict()}
+    model.load_state_dict({own.get(name, name): value for name, value in weights.items()})
 
 
 def load_model(model: nn.Module, checkpoint: str | Path) -> None:
@@ -28,6 +52,6 @@ def load_model(model: nn.Module, checkpoint: str | Path) -> None:
             "a Session with Checkpoints(folder=..., resume=True), and take them from session.table"
         )
     try:
-        model.load_state_dict(contents.model)
+        load_weights(model, contents.model)
     except RuntimeError as error:
         raise CheckpointError(f"the weights of {folder} do not fit this model: {error}") from error

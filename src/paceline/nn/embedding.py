@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from paceline.checkpoint.weights import plain_name
+
 Init = Literal["normal", "uniform", "zeros"]
 
 
@@ -148,4 +150,4 @@ def tables_in(model: nn.Module) -> Iterator[tuple[str, Table]]:
     """All tables of a model by name, in the order in which they were registered."""
     for path, module in model.named_modules():
         if isinstance(module, Table):
-            yield module.table_name or path or "table", module
+            yield module.table_name or plain_name(path) or "table", module

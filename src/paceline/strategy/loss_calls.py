@@ -7,10 +7,11 @@ object) is the one argument, `loss_fn(batch)`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -119,7 +120,12 @@ def _cut(part: Any, low: int, high: int, samples: int, where: str) -> Any:
             )
         return part[low:high]
     if isinstance(part, Mapping):
-        return {key: _cut(value, low, high, samples, f"{where}[{key!r}]") for key, value in part.items()}
+        parts = {key: _cut(value, low, high, samples, f"{where}[{key!r}]") for key, value in part.items()}
+        if type(part) is dict or not isinstance(part, MutableMapping):
+            return parts
+        made = copy.copy(part)  # of its own kind, as those of tokenizers are
+        made.update(parts)
+        return made
     if isinstance(part, tuple | list):
         if len(part) == samples and not any(isinstance(value, _CUTTABLE) for value in part):
             return part[low:high]  # one plain value a sample, as strings are collated

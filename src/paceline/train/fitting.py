@@ -32,6 +32,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.checkpoint.weights import load_weights, weights_of
 from paceline.strategy.loss_calls import spread
 from paceline.train.book import Book
 from paceline.train.callbacks import EpochInfo, RunInfo, StepInfo, Teller, ValidationInfo
@@ -72,16 +73,13 @@ def fit(task: Task) -> Fitted:
     if task.warm_up:
         warm_up(task.model, task.loss_fn, task.data, options.loader, samples=task.warm_up)
     schedules = _make_schedules(task)
-    checkpoints = task.checkpoints
-    if task.validation is not None:
-        checkpoints = dataclasses.replace(checkpoints, mode=task.validation.best.mode)
     session = Session(
         task.model,
         *task.optimizers,
         *schedules,
         data=task.data,
         global_batch=task.global_batch,
-        checkpoints=checkpoints,
+        checkpoints=task.checkpoints,
         **vars(options),
     )
     training = _Training(task, session, schedules)
@@ -250,7 +248,7 @@ class _Training:
     def restore_best(self) -> None:
         weights = self._notes["weights"]
         if weights and self._task.validation is not None and self._task.validation.best.restore:
-            self._task.model.load_state_dict(weights)
+            load_weights(self._task.model, weights)
 
     def fitted(self, reason: Reason) -> Fitted:
         notes = self._notes
@@ -291,7 +289,7 @@ def _new_notes() -> dict[str, Any]:
 
 def _copy_of(model: nn.Module) -> dict[str, Any]:
     """The weights and buffers in new memory on the CPU; tied ones stay tied."""
-    copied = copy.deepcopy({name: _detached(value) for name, value in model.state_dict().items()})
+    copied = copy.deepcopy({name: _detached(value) for name, value in weights_of(model).items()})
     return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in copied.items()}
 
 

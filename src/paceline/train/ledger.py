@@ -22,7 +22,7 @@ from paceline.checkpoint import Contents
 from paceline.control.leases.lease_set import LeaseSet, lease_set
 from paceline.control.messages.plan import NOTHING
 from paceline.control.messages.progress import ProgressKeeper, StepRow, Unrecorded
-from paceline.data.cursor import Cursor
+from paceline.data.cursor import Cursor, num_steps
 from paceline.errors import Orphaned
 from paceline.train import saving
 from paceline.train.book import Book
@@ -135,6 +135,7 @@ class TrainingLedger:
         if done.epoch != cursor.epoch or position < cursor.position:
             return ""
         self.book.cursor = Cursor(cursor.epoch, position)
+        self.book.steps = self.book.steps_before + num_steps(position, self._sampling.batch)
         num_again = len(either) - done.prefix
         return f"; {num_again} updates beyond sample {position} of the epoch are done again" if num_again else ""
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from paceline.checkpoint import CheckpointWriter, Contents
 from paceline.checkpoint.pending import Pending, SaveStage
@@ -41,7 +41,6 @@ class Checkpoints:
     every_steps: int | None = None
     keep_last: int = 3
     keep_best: int = 1
-    mode: Literal["min", "max"] = "min"
     resume: bool = False
 
     def __post_init__(self) -> None:
@@ -49,7 +48,7 @@ class Checkpoints:
             raise ValueError(f"every_s={self.every_s}: give seconds, or None")
         if self.every_steps is not None and self.every_steps < 1:
             raise ValueError(f"every_steps={self.every_steps}: give 1 or more, or None")
-        RetentionRules(self.keep_last, self.keep_best, self.mode).check()
+        RetentionRules(self.keep_last, self.keep_best).check()
 
 
 class Saver:
@@ -180,7 +179,6 @@ class Saver:
                 self._folder,
                 keep_last=settings.keep_last,
                 keep_best=settings.keep_best,
-                mode=settings.mode,
                 on_event=self._on_event,
                 make_store=self._source.store,
             )
@@ -210,7 +208,7 @@ class Saver:
         folder = self._own or self._folder
         assert folder is not None
         settings = self._settings
-        return write_held(folder, contents, RetentionRules(settings.keep_last, settings.keep_best, settings.mode))
+        return write_held(folder, contents, RetentionRules(settings.keep_last, settings.keep_best))
 
     def settle(self, operation: int) -> None:
         if self._keeper is not None:

@@ -43,7 +43,7 @@ from paceline.control.messages import losses
 from paceline.control.messages.plan import Phase, Plan
 from paceline.control.shell.client import MemberClient
 from paceline.custody.moving import Unreached
-from paceline.data.cursor import Cursor, is_finished, next_epoch
+from paceline.data.cursor import is_finished, num_steps
 from paceline.data.dataset import fingerprint
 from paceline.data.loader import LoaderOptions
 from paceline.data.order import Order
@@ -194,6 +194,7 @@ class Session:
             *(self._join, self._headers, self._ledger, model, self._validation, self._sharing, self._check)
         )
         self._first_epoch = 0
+        self._max_steps: int | None = None  # of the present loop over epochs
         self._closed = False
         joining.occupy(self._ticket)
 
@@ -281,45 +282,53 @@ class Session:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     @boundary_of_loop
-    def epochs(self, count: int) -> Iterator[Epoch]:
-        """The epochs that are still to be done of these `count`; further calls go on from there."""
+    def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[Epoch]:
+        """The epochs that are still to be done of these `count`; further calls go on from there. They end early, also
+        within an epoch, when the run has done `max_steps` steps in all."""
         if type(count) is not int or count < 0:
             raise ValueError(f"epochs({count!r}): give the number of epochs, 0 or more")
+        if max_steps is not None and (type(max_steps) is not int or max_steps < 0):
+            raise ValueError(f"epochs(max_steps={max_steps!r}): give a number of steps, 0 or more, or None")
         self._check_open()
         self._seat()
         first, self._first_epoch = self._first_epoch, self._first_epoch + count
         self._stepping.num_epochs = self._first_epoch
         if self._leasing is not None:
             self._leasing.num_epochs = self._first_epoch
+        self._max_steps = max_steps
         if self._ledger.book.is_stopped and first <= self._ledger.book.cursor.epoch < first + count:
             return  # whoever starts later leaves this loop where the others did
         while True:
-            cursor = self._ledger.book.cursor
-            if self._leasing is not None and cursor.epoch == self._leasing.finished_epoch:
-                cursor = self._ledger.book.cursor = Cursor(cursor.epoch + 1, 0)
-                self._ledger.book.num_scheduled = 0
-            if cursor.epoch < first:
-                cursor = self._ledger.book.cursor = Cursor(first, 0)
-            elif is_finished(cursor, self._batches.length):
-                cursor = self._ledger.book.cursor = next_epoch(cursor, self._batches.length)
-            if cursor.epoch >= first + count:
+            book = self._ledger.book
+            if book.cursor.epoch < first:
+                book.begin_epoch(first)
+            elif is_finished(book.cursor, self._batches.length):
+                book.begin_epoch(book.cursor.epoch + 1)
+            if book.cursor.epoch >= first + count or self._is_enough():
                 return
-            self._ledger.in_loop, self._ledger.book.is_stopped = True, False
+            self._ledger.in_loop, book.is_stopped = True, False
             try:
-                yield Epoch(self, cursor.epoch)
+                yield Epoch(self, book.cursor.epoch)
             except GeneratorExit:
                 self._endings.loop_left()
                 raise
             finally:
                 self._ledger.in_loop = False
-            position = self._ledger.book.cursor.position
-            if self._leasing is not None and self._leasing.finished_epoch == cursor.epoch:
-                continue
-            if not is_finished(self._ledger.book.cursor, self._batches.length):
+            cursor = self._ledger.book.cursor
+            if not is_finished(cursor, self._batches.length) and not self._is_enough():
                 raise RuntimeError(
-                    f"epoch {cursor.epoch} was left at sample {position} of {self._batches.length}; leave the loop "
-                    "over epochs too, or go through all of its batches"
+                    f"epoch {cursor.epoch} was left at sample {cursor.position} of {self._batches.length}; leave the "
+                    "loop over epochs too, or go through all of its batches"
                 )
+
+    def _is_enough(self) -> bool:
+        """Whether the loop over epochs ends here because of the number of its steps. Where leases are done, the cursor
+        says which of them all workers have."""
+        book = self._ledger.book
+        done = book.steps
+        if self._leasing is not None:
+            done = book.steps_before + num_steps(book.cursor.position, self._batches.global_batch)
+        return self._max_steps is not None and done >= self._max_steps
 
     def _fetch(self) -> Any:
         """This worker's part of the next global batch."""
@@ -340,11 +349,13 @@ class Session:
 
     def _attempt_refresh(self, place: Place) -> Attempt:
         """An epoch of leases ends: all workers get the same model, before any of them begins the next epoch."""
-        assert self._leasing is not None
-        self._leasing.refresh()
+        leasing = self._leasing
+        assert leasing is not None
+        leasing.refresh()
         rows = self._headers.exchange(place)
 
         def commit() -> None:
+            leasing.end_epoch()
             self._ledger.settle(place.operation)
             self._ledger.keep_result(place.operation, None, self._headers.stopping_agreed)
 
@@ -717,14 +728,14 @@ class Epoch:
     def _batches(self) -> Iterator[Any]:
         session = self._session
         if session._leasing is not None:
-            session._leasing.begin(self.number)
+            session._leasing.begin(self.number, session._max_steps)
             while session._fetch_lease():
                 assert session._taken is not None
                 yield session._taken.batch.value
                 if session._taken is not None:
                     raise RuntimeError("a batch was taken, but session.step was not called for it")
             return
-        while not is_finished(session._ledger.book.cursor, session._batches.length):
+        while not is_finished(session._ledger.book.cursor, session._batches.length) and not session._is_enough():
             before = session._ledger.book.cursor
             yield session._fetch()
             if session._ledger.book.cursor == before:

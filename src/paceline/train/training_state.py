@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from paceline.checkpoint.tree import Ties
+from paceline.checkpoint.weights import load_weights, plain_name, weights_of
 
 
 @runtime_checkable
@@ -56,9 +57,10 @@ class TrainingState:
 
     def of_update(self) -> dict[str, Any]:
         """Live tensors but for buffers, which a forward pass may change while the others are being sent."""
-        model = self._model.state_dict()
+        model = weights_of(self._model)
         ties, copies = Ties(), dict[str, torch.Tensor]()
         for name, _ in self._model.named_buffers(remove_duplicate=False):
+            name = plain_name(name)
             if isinstance(buffer := model.get(name), torch.Tensor):
                 # A module that is in the model twice has one buffer under two names, here too.
                 first = ties.first_name(buffer, name)
@@ -72,7 +74,7 @@ class TrainingState:
         waiting for each other, this worker's own are of another moment than the rest."""
         update, full = self.of_update(), self._elsewhere.full_state()
         values = full.pop("values", {})
-        for name, variable in self._model.state_dict(keep_vars=True).items():
+        for name, variable in weights_of(self._model, keep_vars=True).items():
             update["model"][name] = values.get(id(variable), update["model"][name])
         return {**update, **full}
 
@@ -101,7 +103,7 @@ class TrainingState:
 
     def load_update(self, part: dict[str, Any], groups: Sequence[Any] | None = None) -> None:
         """Become what an update made; learning rates and the like stay as they are unless given."""
-        self._model.load_state_dict(part["model"])
+        load_weights(self._model, part["model"])
         for number, (optimizer, state) in enumerate(zip(self._optimizers, part["optimizers"], strict=True)):
             own = optimizer.state_dict()["param_groups"] if groups is None else groups[number]
             optimizer.load_state_dict({"state": state, "param_groups": own})

@@ -78,6 +78,7 @@ class LeaseLoop:
         self._nonfinite = nonfinite
         self._tell = tell
         self._epoch = -1
+        self._num_leases = 0  # of this epoch
         self._has_bound = -1  # the number of swaps that the strategy was bound after
         self._pulled = False  # what was pulled with the last push suffices
         self._began = 0.0
@@ -89,7 +90,7 @@ class LeaseLoop:
 
     # -- an epoch ----------------------------------------------------------------------------------------------------
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: int, max_steps: int | None) -> None:
         self.is_open = True
         if self._has_bound != self._ledger.num_swaps:
             self._schedules.begin(self._ledger.book.num_scheduled)  # those of the state that was received
@@ -97,12 +98,13 @@ class LeaseLoop:
             self._schedules.begin()
         self._epoch = epoch
         cursor = self._ledger.book.cursor
+        self._num_leases = self._ledger.book.num_steps_of_epoch(self._batches.num_steps, max_steps)
         if cursor.epoch == epoch and cursor.position:
             self._served.begin_after(LeaseSet(epoch, cursor.position // self._batches.global_batch))
         self._bind()
         self._joined.client.post(Looping())
         begun = self._served.begun_in(epoch)
-        self._leases.open(epoch, self._batches.num_steps, begun, self._batches.global_batch, self._batches.length)
+        self._leases.open(epoch, self._num_leases, begun, self._batches.global_batch, self._batches.length)
 
     def _bind(self) -> None:
         if self._has_bound != self._ledger.num_swaps:
@@ -128,8 +130,8 @@ class LeaseLoop:
                 self.is_open = False
                 if turn is LeaseEnd.FINISHED:
                     self.finished_epoch = self._epoch
-                    self._ledger.leased((self._epoch + 1) * self._batches.num_steps)
-                    self._schedules.end(self._batches.num_steps)
+                    self._ledger.leased(self._ledger.book.steps_before + self._num_leases)
+                    self._schedules.end(self._num_leases)
                 return turn
             if turn is not None and self._pull(turn):
                 # What was pulled has all leases below the bound, also if the coordinator has not said so yet.
@@ -139,6 +141,12 @@ class LeaseLoop:
                 self._ledger.training.mark()
                 self._began = time.monotonic()
                 return Taken(turn, self._batches.fetch_whole(Cursor(self._epoch, turn * self._batches.global_batch)))
+
+    def end_epoch(self) -> None:
+        """All workers have heard that its leases are done."""
+        self._ledger.book.cursor = Cursor(
+            self._epoch, min(self._num_leases * self._batches.global_batch, self._batches.length)
+        )
 
     def _need(self, lease: int) -> Need:
         prefix = max(0, lease - self._bound) if self._bound >= 0 else 0
@@ -172,8 +180,8 @@ class LeaseLoop:
         self._pulled = True
         seconds = time.monotonic() - self._began
         self._leases.finish(lease, own.loss, seconds)
-        self._ledger.leased(number)
-        self._report_speed(batch.samples, computed - self._began, seconds, number)
+        self._ledger.leased(self._ledger.book.steps_before + lease + 1)
+        self._report_speed(batch.samples, computed - self._began, seconds)
         return own.loss
 
     def _look_ahead(self, lease: int) -> Upcoming | None:
@@ -185,14 +193,14 @@ class LeaseLoop:
         found = self._batches.look_ahead_whole(cursor)
         return Upcoming(found.value, self._need(following)) if found is not None else None
 
-    def _report_speed(self, samples: int, compute_s: float, seconds: float, number: int) -> None:
+    def _report_speed(self, samples: int, compute_s: float, seconds: float) -> None:
         plan = self._joined.client.look(lambda machine: machine.plan)
         row = WorkerRow(
             rank=plan.rank_of(self._joined.member) if plan is not None else -1,
             share=samples,
             samples_per_s=samples / compute_s if compute_s > 0 else 0.0,
             step_s=seconds,
-            step=number,
+            step=self._ledger.book.steps,
             num_epochs=self.num_epochs,
         )
         self._joined.client.progress.describe(row)
@@ -220,7 +228,7 @@ class LeaseLoop:
         """Have the parameters of the servers, where nobody is at a lease: with all that was done, and the same on all
         workers."""
         if self._epoch >= 0:
-            settled = self._batches.num_steps if self.finished_epoch == self._epoch else 0
+            settled = self._num_leases if self.finished_epoch == self._epoch else 0
             self._served.pull(Need(epoch=self._epoch, prefix=settled, settled=settled))
 
     def num_done(self) -> int:
