@@ -38,7 +38,7 @@ from pathlib import Path
 from paceline.testing.forking import fork_context
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "shell", "text", "diff"}
 MARKS = {"file", "continues", "before", "setup", "background", "exit code", "not run", "set", "wait"}
 DEADLINE_S = 60.0

@@ -51,8 +51,9 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert (document.parent / target).exists(), target
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+@pytest.mark.parametrize(("name", "most"), [("README.md", 120), ("ARCHITECTURE.md", 250)])
+def test_documents_that_everybody_reads_are_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= most
 
 
 def test_error_messages_that_are_explained_exist() -> None:
