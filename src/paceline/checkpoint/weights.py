@@ -6,7 +6,7 @@ their names without it, so that what a compiled model has learned is for the pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from paceline.custody.names import MODEL
 from paceline.errors import CheckpointError
 
 _COMPILED = "_orig_mod."
+LEFT_OUT = "left_out"  # of the state of a checkpoint: the frozen weights that it lacks, each with a checksum
 
 
 def plain_name(name: str) -> str:
@@ -29,10 +30,12 @@ def weights_of(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
     return {plain_name(name): value for name, value in model.state_dict(keep_vars=keep_vars).items()}
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """The inverse of `weights_of`; raises as `load_state_dict` does."""
-    own = {plain_name(name): name for name in model.state_dict()}
-    model.load_state_dict({own.get(name, name): value for name, value in weights.items()})
+def load_weights(model: nn.Module, weights: Mapping[str, Any], left_out: Iterable[str] = ()) -> None:
+    """The inverse of `weights_of`; raises as `load_state_dict` does. Those that were left out stay as they are."""
+    now = model.state_dict()
+    own = {plain_name(name): name for name in now}
+    kept = {own[name]: now[own[name]] for name in left_out if name in own}
+    model.load_state_dict({**kept, **{own.get(name, name): value for name, value in weights.items()}})
 
 
 def load_model(model: nn.Module, checkpoint: str | Path) -> None:
@@ -40,7 +43,8 @@ def load_model(model: nn.Module, checkpoint: str | Path) -> None:
 
     >>> paceline.load_model(model, "runs/digits/checkpoints/best")
 
-    Its checksums are compared, and tied weights are loaded under all their names. `CheckpointError` says what cannot be
+    Its checksums are compared, and tied weights are loaded under all their names. Frozen weights that were
+    left out (`Checkpoints(only_trained=True)`) stay as they are in the model. `CheckpointError` says what cannot be
     read, or does not fit this model."""
     folder = Path(checkpoint)
     if folder.name == MODEL:
@@ -48,13 +52,13 @@ def load_model(model: nn.Module, checkpoint: str | Path) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not the folder of a checkpoint; look for one in runs/NAME/checkpoints")
     contents = read(folder)
-    tables = contents.state.get("tables", {}) if isinstance(contents.state, dict) else {}
-    if tables:
+    state = contents.state if isinstance(contents.state, dict) else {}
+    if tables := state.get("tables"):
         raise CheckpointError(
             f"{folder} has tables, {', '.join(map(repr, sorted(tables)))}, whose rows are not weights of it; make "
             "a Session with Checkpoints(folder=..., resume=True), and take them from session.table"
         )
     try:
-        load_weights(model, contents.model)
+        load_weights(model, contents.model, state.get(LEFT_OUT, ()))
     except RuntimeError as error:
         raise CheckpointError(f"the weights of {folder} do not fit this model: {error}") from error

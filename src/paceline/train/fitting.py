@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoint.weights import load_weights, weights_of
@@ -41,6 +40,7 @@ from paceline.train.frames import boundary
 from paceline.train.rates import Rates
 from paceline.train.session import Epoch, Session
 from paceline.train.task import EarlyStopping, Task, Validation
+from paceline.train.training_state import frozen_weights
 from paceline.train.warming import warm_up
 
 Reason = Literal["finished", "early stopping"]
@@ -247,7 +247,7 @@ class _Training:
         is_best = book.judge(score, validation.best.mode, validation.best.min_delta)
         notes.update(best=book.best, num_worse=book.num_worse)
         if is_best and validation.best.restore:
-            notes["weights"] = _copy_of(self._task.model)
+            notes["weights"] = _copy_of(self._task)
         return is_best
 
     def _has_lost_patience(self) -> bool:
@@ -259,7 +259,7 @@ class _Training:
     def restore_best(self) -> None:
         weights = self._notes["weights"]
         if weights and self._task.validation is not None and self._task.validation.best.restore:
-            load_weights(self._task.model, weights)
+            load_weights(self._task.model, weights, weights_of(self._task.model).keys() - weights.keys())
 
     def fitted(self, reason: Reason) -> Fitted:
         notes = self._notes
@@ -298,9 +298,11 @@ def _new_notes() -> dict[str, Any]:
     }
 
 
-def _copy_of(model: nn.Module) -> dict[str, Any]:
-    """The weights and buffers in new memory on the CPU; tied ones stay tied."""
-    copied = copy.deepcopy({name: _detached(value) for name, value in weights_of(model).items()})
+def _copy_of(task: Task) -> dict[str, Any]:
+    """The weights and buffers that checkpoints have, in new memory on the CPU; tied ones stay tied."""
+    left_out = set(frozen_weights(task.model, task.optimizers)) if task.checkpoints.only_trained else set()
+    weights = {name: _detached(value) for name, value in weights_of(task.model).items() if name not in left_out}
+    copied = copy.deepcopy(weights)
     return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in copied.items()}
 
 

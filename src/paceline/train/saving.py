@@ -40,7 +40,8 @@ class Checkpoints:
     ... )
 
     `folder` is the run's own by default; a script that runs alone writes none unless it names a folder. With `resume`,
-    and when a run has lost all of its workers, the training starts from the newest checkpoint."""
+    and when a run has lost all of its workers, the training starts from the newest checkpoint. `only_trained` leaves frozen parameters
+    out, as for LoRA: a script that resumes builds the model with them first."""
 
     folder: str | Path | None = None
     every_s: float | None = 60.0
@@ -48,6 +49,7 @@ class Checkpoints:
     keep_last: int = 3
     keep_best: int = 1
     resume: bool = False
+    only_trained: bool = False
 
     def __post_init__(self) -> None:
         if self.every_s is not None and not self.every_s >= 0:

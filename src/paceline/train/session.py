@@ -177,7 +177,9 @@ class Session:
         whose = joining.training_of(self._ticket)
         claim = FolderClaim(folder, whose, resumes=resumes) if folder is not None and folder != own else None
         self._saver = Saver(checkpoints, folder, self._tell, own=own, depot=depot, claim=claim)
-        training = TrainingState(model, optimizers, others, self._strategy.aggregation)
+        training = TrainingState(
+            model, optimizers, others, self._strategy.aggregation, only_trained=checkpoints.only_trained
+        )
         self._ledger = TrainingLedger(
             *(training, self._saver, self._batches.length, self._tell),
             sampling=self._batches.sampling,

@@ -7,6 +7,7 @@ operation behind needs the first only: its own body will run for that operation 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from paceline.checkpoint.tree import Ties
-from paceline.checkpoint.weights import load_weights, plain_name, weights_of
+from paceline.checkpoint.weights import LEFT_OUT, load_weights, plain_name, weights_of
 
 
 @runtime_checkable
@@ -40,6 +41,22 @@ class Elsewhere(Protocol):
         """Become what either gave."""
 
 
+def frozen_weights(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+    """The parameters that are not trained, by name: they require no gradient, and no optimizer has updated them."""
+    return [
+        name
+        for name, value in weights_of(model, keep_vars=True).items()
+        if isinstance(value, nn.Parameter)
+        and not value.requires_grad
+        and not any(value in optimizer.state for optimizer in optimizers)
+    ]
+
+
+def _checksum(value: torch.Tensor) -> int:
+    """Of its first values: it tells one model from another."""
+    return zlib.crc32(value.detach().flatten()[:1024].cpu().view(torch.uint8).numpy().tobytes())
+
+
 class TrainingState:
     def __init__(
         self,
@@ -47,8 +64,12 @@ class TrainingState:
         optimizers: Sequence[torch.optim.Optimizer],
         others: Sequence[Stateful],
         elsewhere: Elsewhere,
+        *,
+        only_trained: bool = False,
     ) -> None:
+        """With `only_trained`, what is for a checkpoint has no frozen parameters."""
         self._elsewhere = elsewhere
+        self._only_trained = only_trained
         self._model = model
         self._optimizers = optimizers
         self._others = others
@@ -76,6 +97,9 @@ class TrainingState:
         values = full.pop("values", {})
         for name, variable in weights_of(self._model, keep_vars=True).items():
             update["model"][name] = values.get(id(variable), update["model"][name])
+        if self._only_trained:
+            frozen = frozen_weights(self._model, self._optimizers)
+            update[LEFT_OUT] = {name: _checksum(update["model"].pop(name)) for name in frozen}
         return {**update, **full}
 
     def expected_bytes(self) -> int:
@@ -103,7 +127,14 @@ class TrainingState:
 
     def load_update(self, part: dict[str, Any], groups: Sequence[Any] | None = None) -> None:
         """Become what an update made; learning rates and the like stay as they are unless given."""
-        load_weights(self._model, part["model"])
+        left_out = part.get(LEFT_OUT, {})
+        own = weights_of(self._model) if left_out else {}
+        if others := [name for name in left_out if name not in own or _checksum(own[name]) != left_out[name]]:
+            raise ValueError(
+                f"the checkpoint has no frozen weights, and those of this model are not the ones that the training "
+                f"began with: {', '.join(others[:3])}{' and others' if others[3:] else ''}; load these first"
+            )
+        load_weights(self._model, part["model"], left_out)
         for number, (optimizer, state) in enumerate(zip(self._optimizers, part["optimizers"], strict=True)):
             own = optimizer.state_dict()["param_groups"] if groups is None else groups[number]
             optimizer.load_state_dict({"state": state, "param_groups": own})
