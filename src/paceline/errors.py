@@ -218,7 +218,7 @@ class EndedAlone(TrainingError):
 class Orphaned(TrainingError):
     """The coordinator was not heard of for too long.
 
-    For example: "operation ... waits for a plan, but the coordinator has not been heard of for ... s"
+    For example: "operation ... waits for a plan, but the coordinator has been silent for ... s"
     """
 
 

@@ -40,8 +40,8 @@ class Checkpoints:
     ... )
 
     `folder` is the run's own by default; a script that runs alone writes none unless it names a folder. With `resume`,
-    and when a run has lost all of its workers, the training starts from the newest checkpoint. `only_trained` leaves frozen parameters
-    out, as for LoRA: a script that resumes builds the model with them first."""
+    and when a run has lost all of its workers, the training starts from the newest checkpoint. `only_trained` leaves
+    frozen parameters out, as for LoRA: a script that resumes builds the model with them first."""
 
     folder: str | Path | None = None
     every_s: float | None = 60.0

@@ -103,7 +103,7 @@ class Validation:
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"Validation({name}={value!r}): give 1 or more, or None")
         if self.every_epochs is None and self.every_steps is None:
-            raise ValueError("Validation(every_epochs=None, every_steps=None) is never; give one of them")
+            raise ValueError("Validation(every_epochs=None, every_steps=None) would never validate; give one of them")
         if not isinstance(self.best, Best):
             raise TypeError(f"Validation(best={self.best!r}): give Best(...) or EarlyStopping(...)")
 
