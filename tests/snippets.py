@@ -16,6 +16,7 @@ and, between fences,
 
     <!-- set: PID=COMMAND -->      wherever the commands below say PID, what this command prints is meant
     <!-- wait: COMMAND -->         repeated until it succeeds
+    <!-- ended -->                 what goes on in the background comes to its end
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from paceline.testing.forking import fork_context
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "shell", "text", "diff"}
-MARKS = {"file", "continues", "before", "setup", "background", "exit code", "not run", "set", "wait"}
+MARKS = {"file", "continues", "before", "setup", "background", "exit code", "not run", "set", "wait", "ended"}
 DEADLINE_S = 60.0
 _PART = re.compile(
     r"^<!-- (?P<mark>[a-z ]+?)(?:: ?|\n|(?= -->))(?P<text>.*?) ?-->$|^```(?P<language>\S*)\n(?P<code>.*?)^```$",
@@ -50,7 +51,7 @@ _PART = re.compile(
 
 @dataclass
 class Snippet:
-    """A fence, with the marks above it; or a mark by itself, `set` or `wait`, without a fence."""
+    """A fence, with the marks above it; or a mark by itself, such as `wait`, without a fence."""
 
     language: str
     code: str
@@ -72,7 +73,7 @@ def snippets_of(page: Path) -> list[Snippet]:
         mark = part["mark"]
         if mark == "setup":
             setup = part["text"]
-        elif mark in ("set", "wait"):
+        elif mark in ("set", "wait", "ended"):
             found.append(Snippet(mark, part["text"], line=line))
         elif mark is not None:
             assert mark in MARKS, f"{page.name}:{line}: no mark is called {mark!r}"
@@ -117,13 +118,17 @@ class PageRun:
                     self._do(snippet)
             if script:
                 self._run_code(script)
-            for process, snippet in self._background:
-                self._check(process, snippet)
+            self._check_background()
         finally:
             for process, _ in self._background:
                 if process.poll() is None:
                     process.terminate()  # an agent then ends what it has started
                     print(self._ended(process)[1])
+
+    def _check_background(self) -> None:
+        while self._background:
+            self._check(*self._background[0])
+            self._background.pop(0)
 
     def _do(self, snippet: Snippet) -> None:
         if "file" in snippet.marks:
@@ -134,6 +139,8 @@ class PageRun:
             self._values[name] = self._check(process, snippet).strip()
         elif snippet.language == "wait":
             self._wait(snippet)
+        elif snippet.language == "ended":
+            self._check_background()
         elif snippet.language == "shell" and snippet.is_run:
             for command in commands_of(snippet.code):
                 self._do_command(command, snippet)

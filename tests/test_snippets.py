@@ -41,7 +41,7 @@ def test_what_is_not_run_is_counted_and_has_a_reason() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_fence_says_what_it_holds(page: Path) -> None:
-    assert {snippet.language for snippet in snippets_of(page)} <= LANGUAGES | {"set", "wait"}
+    assert {snippet.language for snippet in snippets_of(page)} <= LANGUAGES | {"set", "wait", "ended"}
 
 
 @pytest.mark.parametrize(
