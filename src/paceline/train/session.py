@@ -294,7 +294,8 @@ class Session:
     @boundary_of_loop
     def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[Epoch]:
         """The epochs that are still to be done of these `count`; further calls go on from there. They end early, also
-        within an epoch, when the run has done `max_steps` steps in all."""
+        within an epoch, when the run has done `max_steps` steps in all. An epoch has a `number`, from 0, and as its
+        length the number of its steps."""
         if type(count) is not int or count < 0:
             raise ValueError(f"epochs({count!r}): give the number of epochs, 0 or more")
         if max_steps is not None and (type(max_steps) is not int or max_steps < 0):
