@@ -234,7 +234,7 @@ def test_what_must_be_remembered_goes_on_where_the_disk_is_full(small_disk: Path
     filler = fill(small_disk)
     for number in range(2000):
         journal.commit({"plan": str(number).encode()}, [Happening(1, "plan", "m", "x" * 100)])
-    with pytest.raises(JournalError, match=r"takes nothing but what it must.*0 bytes are free"):
+    with pytest.raises(JournalError, match=r"takes only what must be remembered.*0 bytes are free"):
         journal.record([StepRow(1, 1, 0, 0, 8, 1.0, 0.1)])
     journal.record([StepRow(1, 1, 0, 0, 8, 1.0, 0.1)], needed=True)
     # A coordinator that was killed has closed nothing; the next one finds all of it.

@@ -327,7 +327,7 @@ class Membership:
         unheard_s = self._client.unheard_s()
         if unheard_s > (self.patience_s if self._has_state else NEWCOMER_S):
             raise Orphaned(
-                f"operation {self.operation + 1} waits for a plan, but the coordinator has not been heard of for "
+                f"operation {self.operation + 1} waits for a plan, but the coordinator has been silent for "
                 f"{unheard_s:.0f} s; look at its log, and if the run is not over, start it again with --resume"
             )
 

@@ -53,9 +53,15 @@ from paceline.watch import spans
 
 
 class Session:
-    """`stateful` are optimizers, schedules and whatever else has a state_dict. `global_batch` is the number of samples
-    of a step over all workers, however many there are. With `batch_norm="sync"` BatchNorm layers normalise by all of
-    these samples, not by this worker's."""
+    """One training of a model: alone, or together with the other workers of a run.
+
+    >>> session = paceline.Session(model, optimizer, data=data, global_batch=256)
+    >>> for epoch in session.epochs(3):
+    ...     for batch in epoch:
+    ...         loss = session.step(loss_fn, batch)
+
+    `stateful` are optimizers, schedules and whatever else has a state_dict. `global_batch` is the number of samples of
+    a step over all workers, however many there are. `SessionOptions` explains the other settings."""
 
     @boundary
     def __init__(
@@ -105,7 +111,7 @@ class Session:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The script's own values: they survive, and reach newcomers and checkpoints. Change them in the loop body."""
+        """The script's own values, which reach newcomers and checkpoints. Change them in the loop body."""
         return self._parts.ledger.training.user
 
     @property
@@ -120,6 +126,7 @@ class Session:
 
     @property
     def rank(self) -> int:
+        """This worker's place among the workers, from 0; it may change when workers come and go."""
         return self._run.present_plan().rank_of(self._run.joined.member)
 
     @property
@@ -139,8 +146,8 @@ class Session:
 
     @property
     def lr_factor(self) -> float:
-        """What this worker's learning rates are multiplied with, where it updates without waiting for others: less than
-        1 for one whose gradients are old, say."""
+        """What this worker's learning rates are multiplied with where workers do not wait for each other. Less than 1
+        suits a worker whose gradients are old."""
         return self._loop.lr_factor
 
     @lr_factor.setter
@@ -151,14 +158,15 @@ class Session:
 
     @property
     def num_steps_per_epoch(self) -> int:
+        """How many global batches an epoch has; the last one may be smaller."""
         return self._parts.batches.num_steps
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
     @boundary
     def prefetch(self, ids_of: Callable[[Any], Mapping[Table, torch.Tensor]], *, ahead: bool = True) -> None:
-        """Have the rows of all tables before `loss_fn` asks for them: `ids_of(batch)` says which ids each table will be
-        asked for. Those of the next batch are pulled from servers while this one is computed (if `ahead`), which
+        """Get rows of tables before `loss_fn` asks for them. `ids_of(batch)` says which ids each table will be asked
+        for. Those of the next batch are pulled from servers while this one is computed (if `ahead`), which
         changes nothing in what is learned. What `ids_of` leaves out is pulled when it is asked for."""
         self._parts.updater.gradients.sparse.prefetch(ids_of, ahead=ahead)
 
@@ -177,7 +185,8 @@ class Session:
     @boundary_of_loop
     def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[Epoch]:
         """The epochs that are still to be done of these `count`; further calls go on from there. They end early, also
-        within an epoch, when the run has done `max_steps` steps in all."""
+        within an epoch, when the run has done `max_steps` steps in all. An epoch has a `number`, from 0, and as its
+        length the number of its steps."""
         if type(count) is not int or count < 0:
             raise ValueError(f"epochs({count!r}): give the number of epochs, 0 or more")
         if max_steps is not None and (type(max_steps) is not int or max_steps < 0):
@@ -221,8 +230,8 @@ class Session:
 
     @boundary
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
-        """One update of the model from the global batch of which `batch` is this worker's part; the global mean of the
-        loss."""
+        """Make one update of the model from the global batch of which `batch` is this worker's part. Returns the mean
+        loss over the global batch."""
         before = spans.mark("session")
         loss = self._loop.step(loss_fn, batch)
         spans.mark(before)
@@ -232,7 +241,8 @@ class Session:
 
     @boundary
     def evaluate(self, validate: Validate, data: Any, *, batch: int | None = None) -> dict[str, Any]:
-        """Call `validate` on all of `data`, each sample once, spread over all workers; the same results on all."""
+        """Call `validate` on all of `data`, spread over all workers. Each sample counts once, and all workers get the
+        same results."""
         if (recorded := self._recorded()) is not None:
             return dict(recorded)
         size = batch or self._parts.batches.global_batch
@@ -241,13 +251,13 @@ class Session:
 
     @boundary
     def score(self, value: float, *, mode: Mode = "min", min_delta: float = 0.0) -> bool:
-        """Score the model as it is: if this is the best score so far, a checkpoint keeps it. Whether it is; the same
-        answer on all workers."""
+        """Score the model as it is. If this is the best score so far, a checkpoint keeps the model. Returns whether it
+        is; the same answer on all workers."""
         return self._decide(value, mode, min_delta)
 
     @boundary
     def should_stop(self, score: float, *, patience: int, mode: Mode = "min", min_delta: float = 0.0) -> bool:
-        """Score the model as `score` does. Whether the last more than `patience` scores in a row were not the best; the
+        """Score the model as `score` does. Returns whether more than `patience` scores in a row were not the best; the
         same answer on all workers."""
         if patience < 0:
             raise ValueError(f"patience={patience}: give 0 or more")
@@ -270,8 +280,7 @@ class Session:
 
     @boundary
     def close(self) -> None:
-        """The end of the training: returns when all workers have come to it. Called when the script ends, if not
-        before."""
+        """End the training. Returns when all workers have come to the end. A script that ends without it calls it."""
         self._run.close()
 
     def __enter__(self) -> Session:

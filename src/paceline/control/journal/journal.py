@@ -242,7 +242,9 @@ class Journal:
         """`needed` may use the room that is reserved; all else is refused while the disk is full."""
         now = time.time()
         if not needed and (free := free_bytes(self.path)) is not None and free < RESERVE_BYTES // 4:
-            raise JournalError(f"{self.path} takes nothing but what it must: {free:,} bytes are free there; make room")
+            raise JournalError(
+                f"{self.path} takes only what must be remembered: {free:,} bytes are free there; make room"
+            )
         with self._speaking("written"), self._record_lock, _transaction(self._progress) as database:
             database.executemany(_STEP, self._values_of(steps))
             database.executemany(
