@@ -39,10 +39,13 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], left_out: Iterabl
 
 
 def load_model(model: nn.Module, checkpoint: str | Path) -> None:
-    """Load the weights of the checkpoint in this folder, such as `runs/NAME/checkpoints/best`. Its checksums are
-    compared, and tied weights are loaded under all their names. Frozen weights that were left out
-    (`Checkpoints(only_trained=True)`) stay as they are in the model. `CheckpointError` says what cannot be read, or
-    does not fit this model."""
+    """Load the weights of a checkpoint into a model of the same class.
+
+    >>> paceline.load_model(model, "runs/digits/checkpoints/best")
+
+    Its checksums are compared, and tied weights are loaded under all their names. Frozen weights that were
+    left out (`Checkpoints(only_trained=True)`) stay as they are in the model. `CheckpointError` says what cannot be
+    read, or does not fit this model."""
     folder = Path(checkpoint)
     if folder.name == MODEL:
         raise CheckpointError(f"{folder} is one file of a checkpoint; give the folder that it is in, {folder.parent}")

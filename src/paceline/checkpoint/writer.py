@@ -237,12 +237,12 @@ class CheckpointWriter:
     def _check_process(self) -> None:
         # Before any lock: in a forked child one may be held by a thread that is not there.
         if os.getpid() != self._pid:
-            raise CheckpointError(f"this keeper belongs to process {self._pid}; a forked child has none")
+            raise CheckpointError(f"this checkpoint writer belongs to process {self._pid}; a forked child has none")
 
     def _check_usable(self) -> None:
         self._check_process()
         if self._closing:
-            raise CheckpointError("this keeper is closed; make another one for the folder")
+            raise CheckpointError("this checkpoint writer is closed; make another one for the folder")
 
     # -- the thread --------------------------------------------------------------------------------------------------
 

@@ -27,14 +27,22 @@ Validate = Callable[..., Mapping[str, Any]]
 
 
 class Total:
-    """A value to be summed over all samples."""
+    """A value of `validate` to be summed over all samples.
+
+    >>> def validate(x, y):
+    ...     return {"errors": paceline.Total((model(x).argmax(1) != y).sum())}
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Every:
-    """A row for each sample, to be collected over all of them: for metrics that need all predictions at once."""
+    """A row for each sample, to be collected over all of them: for metrics that need all predictions at once.
+
+    >>> def validate(x, y):
+    ...     return {"scores": paceline.Every(model(x))}
+    """
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows = rows

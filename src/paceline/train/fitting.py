@@ -50,8 +50,13 @@ _NAME = "paceline.fit"
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What a training came to; the same on all workers. `history` has every whole epoch, `validations` every
-    validation; `best` is the one whose weights are in the model, unless the task does not restore them."""
+    """What a training came to; the same on all workers.
+
+    >>> fitted = paceline.fit(task)
+    >>> print(fitted.reason, fitted.steps, [epoch.loss for epoch in fitted.history])
+
+    `history` has every whole epoch, `validations` every validation. `best` is the validation whose weights are in the
+    model, unless the task does not restore them."""
 
     reason: Reason
     steps: int
@@ -68,7 +73,13 @@ class Fitted:
 
 @boundary
 def fit(task: Task) -> Fitted:
-    """Train; returns when all workers have come to the end."""
+    """Train as the task says. Returns when all workers have come to the end.
+
+    >>> task = paceline.Task(
+    ...     model=model, optimizer=optimizer, loss_fn=loss_fn, data=data, global_batch=256, epochs=2
+    ... )
+    >>> fitted = paceline.fit(task)
+    """
     options = task.options
     if task.warm_up:
         warm_up(task.model, task.loss_fn, task.data, options.loader, samples=task.warm_up)

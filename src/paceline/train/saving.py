@@ -32,9 +32,15 @@ _SLICE_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Where and how often. `folder` is by default the run's; alone there is none unless given. The newest one is
-    started from where `resume` says so, or when the run has lost all of its workers. `only_trained` leaves frozen
-    parameters out, as for LoRA: who resumes builds the model with them first."""
+    """Where checkpoints are written, and how often.
+
+    >>> session = paceline.Session(
+    ...     model, optimizer, data=data, global_batch=256, checkpoints=paceline.Checkpoints(folder="kept", resume=True)
+    ... )
+
+    `folder` is the run's own by default; a script that runs alone writes none unless it names a folder. With `resume`,
+    and when a run has lost all of its workers, the training starts from the newest checkpoint. `only_trained` leaves
+    frozen parameters out, as for LoRA: a script that resumes builds the model with them first."""
 
     folder: str | Path | None = None
     every_s: float | None = 60.0
