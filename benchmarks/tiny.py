@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
+from paceline.testing.coordinating import coordinator
 from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -32,7 +33,6 @@ from benchmarks.common.models import plain_step
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.control.shell import ticket as tickets
 from paceline.control.shell.ticket import Ticket
-from paceline.testing.coordinating import coordinator
 from paceline.testing.crew import Crew
 from paceline.train.session import Session
 

@@ -55,7 +55,11 @@ _DYING_S = 1.0  # from the first descriptor that breaks to the end of a process
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """How samples are loaded; each field means what it means to torch's DataLoader."""
+    """How samples are loaded; each field means what it means to torch's DataLoader.
+
+    >>> loader = paceline.LoaderOptions(num_workers=2, prefetch_factor=4)
+    >>> session = paceline.Session(model, optimizer, data=data, global_batch=256, loader=loader)
+    """
 
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
