@@ -32,6 +32,7 @@ from paceline.store import StoreClient, StoreInvitation, StoreServer
 from paceline.store.torch_store import TorchStore
 from paceline.testing import netlab
 from paceline.testing.crew import Crew, say
+from paceline.testing.eventually import eventually
 from paceline.testing.netlab import Netlab
 from paceline.wire.deadline import Deadline
 from tests.c10d import worlds
@@ -547,7 +548,4 @@ def test_a_store_keeps_no_connection_of_a_thread_that_has_ended() -> None:
             thread.start()
             thread.join()
         assert client.add("count", 0) == 10
-        deadline = Deadline(10.0, "the end of what they had")
-        while len(server._connections) > 1:
-            deadline.check("connections to end")
-            time.sleep(0.01)
+        eventually(lambda: len(server._connections) == 1, "the connections of the others end")

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from paceline.custody.partial import PREFIX, sweep
 from paceline.custody.shelf import SCORES, RetentionRules, choose
 from paceline.errors import CheckpointError
 from paceline.testing.crew import Crew, say
+from paceline.testing.eventually import eventually
 from tests.checkpoint.samples import assert_same, contents
 
 WAIT_S = 20.0
@@ -217,13 +217,6 @@ def test_what_cannot_be_saved_is_told_to_the_caller(make: Make) -> None:
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_on_a_full_disk_a_snapshot_is_kept_and_written_when_there_is_room(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,10 +227,10 @@ def test_on_a_full_disk_a_snapshot_is_kept_and_written_when_there_is_room(
         with monkeypatch.context() as patch:
             patch.setattr(files, "_free_bytes", lambda folder: 10)
             older = take(keeper, contents(2))
-            wait_until(lambda: older.waits_for_room)
+            eventually(lambda: older.waits_for_room, "it waits for room")
             newer = take(keeper, contents(3))
             assert older.wait(WAIT_S) is SaveStage.DROPPED, "the newer one takes its place"
-            wait_until(lambda: newer.waits_for_room)
+            eventually(lambda: newer.waits_for_room, "it waits for room")
         keeper.settle(3)
         assert newer.wait(WAIT_S) is SaveStage.PUBLISHED
         said = [text for text in events if text.startswith("waits: ")]
@@ -254,7 +247,7 @@ def test_a_disk_that_stays_full_does_not_hold_up_the_end(
     monkeypatch.setattr(files, "_free_bytes", lambda folder: 10)
     pending = take(keeper, contents(2))
     keeper.settle(2)
-    wait_until(lambda: pending.waits_for_room)
+    eventually(lambda: pending.waits_for_room, "it waits for room")
     keeper.close(wait_s=0.1)
     assert pending.stage is SaveStage.DROPPED
 

@@ -25,11 +25,11 @@ from paceline.errors import (
     ProtocolError,
 )
 from paceline.testing.crew import Crew, say
+from paceline.testing.eventually import eventually
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.frame import TensorSpec
 from paceline.wire.memory import Arena, SharedMemory
-from tests.wire.helpers import eventually
 
 
 def use_after_close(group: Group) -> None:

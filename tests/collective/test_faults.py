@@ -21,6 +21,7 @@ from paceline.collective import Group
 from paceline.collective.neighbourhood import FIXED_BYTES, LIFELINES_AT
 from paceline.errors import DeadlineExceeded, GroupAborted, GroupClosed, GroupError, PeerLost
 from paceline.testing.crew import Crew, say
+from paceline.testing.eventually import eventually
 from tests.collective import layouts
 
 # Far above what it takes (milliseconds), far below any deadline of a wait: what is tested is that the death itself
@@ -130,9 +131,7 @@ def test_loader_workers_do_not_hide_the_death_of_their_parent(layout: str) -> No
         for pid in loaders:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ends_at = time.monotonic() + 20
-        while any(os.path.exists(f"/proc/{pid}") for pid in loaders) and time.monotonic() < ends_at:
-            time.sleep(0.05)
+        eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in loaders), "the loader workers are gone")
 
 
 def children_of(pid: int) -> list[int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from paceline.collective.neighbourhood import FIXED_BYTES
 from paceline.collective.spare import SpareMemory
+from paceline.testing.eventually import eventually
 from paceline.wire.memory import SharedMemory
 
 TENSOR_BYTES = 1 << 22
@@ -22,9 +22,7 @@ def memory() -> Iterator[SpareMemory]:
 
 
 def taken(memory: SpareMemory) -> SharedMemory:
-    until = time.monotonic() + 10.0
-    while (found := memory.take()) is None and time.monotonic() < until:
-        time.sleep(0.005)
+    found = eventually(memory.take, "spare memory is ready")
     assert found is not None
     return found
 
@@ -56,9 +54,7 @@ def test_what_nobody_took_is_closed_and_nothing_comes_after(
 
     monkeypatch.setattr(SharedMemory, "create", noted)
     memory.prepare(TENSOR_BYTES, pause_s=0.0)
-    until = time.monotonic() + 10.0
-    while not made and time.monotonic() < until:
-        time.sleep(0.005)
+    eventually(lambda: bool(made), "memory is made")
     memory.close()
     assert [one.descriptor.number for one in made] == [-1]
     memory.prepare(TENSOR_BYTES, pause_s=0.0)

@@ -7,7 +7,6 @@ import os
 import sqlite3
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from paceline.control.leases.lease_set import LeaseSet
 from paceline.control.leases.messages import LeaseReport, rows_of_begun
 from paceline.control.messages.plan import Plan, PlanStart, Seat
 from paceline.control.messages.progress import MetricRow, StepRow
+from paceline.testing.eventually import eventually
 from paceline.watch.audit import audit
 from paceline.watch.history import standing_steps
 from paceline.wire.identity import Identity
@@ -254,10 +254,10 @@ def test_a_commit_waits_for_room(small_disk: Path, caplog: pytest.LogCaptureFixt
     filler = fill(small_disk)
 
     def make_room() -> None:
-        deadline = time.monotonic() + 60
-        while "nothing is decided until there is room" not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.01)
-        filler.unlink()
+        try:
+            eventually(lambda: "nothing is decided until there is room" in caplog.text, "the journal waits for room")
+        finally:
+            filler.unlink()
 
     helper = threading.Thread(target=make_room)
     helper.start()

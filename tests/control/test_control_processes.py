@@ -19,8 +19,9 @@ from paceline.control.shell.config import VARIABLE, Config, launch
 from paceline.control.shell.service import StatusAnswer
 from paceline.control.shell.ticket import Access, Ticket, read_access
 from paceline.errors import PacelineError
+from paceline.testing.eventually import eventually
 from paceline.wire.deadline import Deadline
-from tests.control.helpers import WAIT_S, eventually, new_config, training
+from tests.control.helpers import WAIT_S, new_config, training
 
 
 def status(ticket: Ticket) -> StatusAnswer:

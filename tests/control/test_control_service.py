@@ -26,12 +26,13 @@ from paceline.control.shell.line import Bell, ControlConnection
 from paceline.control.shell.service import StatusAnswer
 from paceline.control.shell.ticket import ACCESS_FILE, Ticket, read_access
 from paceline.errors import CallFailed, ConnectionLost, HandshakeRefused, WireError
+from paceline.testing.eventually import eventually
 from paceline.wire import calls
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
-from tests.control.helpers import Net, Trainee, eventually, introduction_of, new_config, serving, team, training
+from tests.control.helpers import Net, Trainee, introduction_of, new_config, serving, team, training
 
 
 def soon() -> Deadline:

@@ -24,6 +24,7 @@ import torch
 
 from paceline.data import pool
 from paceline.data.loader import MAX_DEATHS, Loader, LoaderOptions
+from paceline.testing.eventually import eventually
 from tests.data.samples import Augmented, Gated, after, batches_of, works
 
 TWO = LoaderOptions(num_workers=2)
@@ -46,13 +47,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def wait_until(holds: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def num_unread(loader: Loader) -> int:
@@ -122,7 +116,7 @@ def test_half_an_answer_holds_up_nobody(others: int) -> None:
                 if others:
                     other.fetch(works(0, 0, [[1]])[0], after([], 0))
             elif position == 5:
-                wait_until(lambda: num_unread(loader) >= 1 << 12)  # a pipe never holds all of an answer
+                eventually(lambda: num_unread(loader) >= 1 << 12, "a part of an answer lies in the pipe")
                 os.kill(mine[0], signal.SIGKILL)
         assert loader.num_deaths == 1
         assert other.num_deaths == 0
@@ -231,4 +225,4 @@ def test_loader_workers_end_with_a_trainer_that_is_killed(context: str) -> None:
             assert len(pids) == 2
         finally:
             trainer.kill()
-    wait_until(lambda: not any(map(is_alive, pids)))
+    eventually(lambda: not any(map(is_alive, pids)), "the loader workers end")

@@ -13,7 +13,8 @@ import pytest
 
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
-from tests.engine.commands import Command, eventually, is_alive, paceline, write_script
+from paceline.testing.eventually import eventually
+from tests.engine.commands import Command, is_alive, paceline, write_script
 
 TRAINING = """
 import sys

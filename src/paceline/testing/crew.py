@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from paceline.collective import Group, meeting
 from paceline.collective.meeting import Meeting, Where
+from paceline.testing.eventually import eventually
 from paceline.testing.forking import fork_context
 from paceline.testing.netlab import Host, enter
 
@@ -138,11 +139,7 @@ class Crew:
     def stop(self, rank: int) -> None:
         """SIGSTOP, and wait until the process really stands still."""
         os.kill(self.pid(rank), signal.SIGSTOP)
-        ends_at = time.monotonic() + _STOPPED_S
-        while _state(self.pid(rank)) != "T":
-            if time.monotonic() > ends_at:
-                raise CrewError(f"rank {rank} does not stop")
-            time.sleep(0.001)
+        eventually(lambda: _state(self.pid(rank)) == "T", f"rank {rank} stands still", look_s=0.001)
 
     def resume(self, rank: int) -> None:
         os.kill(self.pid(rank), signal.SIGCONT)
