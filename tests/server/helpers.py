@@ -55,14 +55,13 @@ def identity(number: int) -> Identity:
 class Group:
     """Does what the coordinator does: makes the next placement from what the servers say."""
 
-    def __init__(self, num_servers: int, num_replicas: int) -> None:
+    def __init__(self, num_servers: int, num_replicas: int, check: Callable[[], None]) -> None:
         self._num_replicas = num_replicas
         self.services: dict[str, ServerService] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.placement = Placement()
         self._endpoint = Endpoint(Credentials(identity(-1), SECRET, "worker"))
-        self.client = GroupClient(self._endpoint)
-        self.client.on_empty = self.load
+        self.client = GroupClient(self._endpoint, check=check, on_empty=self.load)
         self.num_loaded = 0
         for _ in range(num_servers):
             self.start()
@@ -183,8 +182,9 @@ class Group:
 
 
 @contextlib.contextmanager
-def group_of(num_servers: int, num_replicas: int = 1) -> Iterator[Group]:
-    group = Group(num_servers, num_replicas)
+def group_of(num_servers: int, num_replicas: int = 1, *, check: Callable[[], None] = lambda: None) -> Iterator[Group]:
+    """`check` is what the worker calls while it waits."""
+    group = Group(num_servers, num_replicas, check)
     try:
         yield group
     finally:
