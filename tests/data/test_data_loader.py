@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from paceline.data.collating import BatchMaker
 from paceline.data.dataset import check_dataset
 from paceline.data.loader import MAX_DEATHS, Loader, LoaderOptions
 from paceline.data.window import BatchSpec
@@ -98,24 +98,24 @@ def test_loader_workers_stay_through_batches_plans_and_epochs() -> None:
         assert pids == {child.pid for child in multiprocessing.active_children()}
 
 
-def test_stale_batches_are_dropped_and_not_collated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def open_when_stale(loader: Loader, gate: Path) -> None:
+    eventually(lambda: int(loader._batches._horizon) > 0, "what was prefetched is given up")
+    gate.touch()
+
+
+def test_stale_batches_are_dropped_and_not_collated(tmp_path: Path) -> None:
     dataset = Gated(tmp_path)
-    give_up_before = BatchMaker.give_up_before
-
-    def give_up_and_open(batches: BatchMaker, serial: int) -> None:
-        give_up_before(batches, serial)
-        if serial:
-            dataset.gate.touch()
-
-    monkeypatch.setattr(BatchMaker, "give_up_before", give_up_and_open)
     old = works(0, 0, [[0], [50, *range(51, 100)], *batches_of(list(range(100, 200)), 10)])
     new = works(1, 1, batches_of(list(range(500, 530)), 5))
     with Loader(dataset, seed=0, options=LoaderOptions(num_workers=1, prefetch_factor=4)) as loader:
         assert loader.fetch(old[0], after(old, 0)).tolist() == [0]
         # The loader worker is now inside of sample 50, of a batch that the next plan does not want.
         eventually(lambda: 50 in dataset.fetched(), "sample 50 is asked for")
+        opener = threading.Thread(target=open_when_stale, args=(loader, dataset.gate))
+        opener.start()
         assert loader.fetch(new[0], after(new, 0)).tolist() == list(range(500, 505))
         assert loader.fetch(new[1], after(new, 1)).tolist() == list(range(505, 510))
+        opener.join()
     assert [index for index in dataset.fetched() if index < 500] == [0, 50]
 
 

@@ -39,6 +39,7 @@ from paceline.custody.partial import FREE_BYTES
 from paceline.fault_points import FaultPoint
 from paceline.testing.eventually import eventually
 from paceline.wire import connection
+from paceline.wire.card import THIS_HOST
 from paceline.wire.memory import AVAILABLE_BYTES
 
 if TYPE_CHECKING:
@@ -173,6 +174,13 @@ def full_disk(folder: Path, free_bytes: int = 0) -> Iterator[None]:
 def little_memory(num_bytes: int) -> Iterator[None]:
     """Only so much is available to this process, as far as it can see."""
     with armed(AVAILABLE_BYTES, lambda: num_bytes):
+        yield
+
+
+@contextlib.contextmanager
+def on_host(name: str) -> Iterator[None]:
+    """This process takes itself for one of another machine: it shares no memory with those of this one."""
+    with armed(THIS_HOST, lambda: name):
         yield
 
 
