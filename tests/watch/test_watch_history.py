@@ -25,8 +25,8 @@ def test_losses_and_metrics_are_lists_of_one_length(tmp_path: Path) -> None:
             assert math.isnan(metrics(reader)["broken"].values[0])
 
 
-def test_what_a_rollback_took_back_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(tmp_path, monkeypatch) as writer, RunReader(tmp_path) as reader:
+def test_what_a_rollback_took_back_does_not_count(tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer, RunReader(tmp_path) as reader:
         a_whole_run(writer)
         recent = RecentSteps()
         assert [row.operation for row in recent.update(reader, reader.plans(), 8)] == list(range(1, 9))

@@ -119,8 +119,8 @@ def test_events_name_workers_and_servers(tmp_path: Path, plain: bool) -> None:
         shown.see("2 servers, 1.2 M keys, 340 MB, 35% busy, moving 2 ranges")
 
 
-def test_the_end_counts_workers_and_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(tmp_path, monkeypatch) as writer:
+def test_the_end_counts_workers_and_servers(tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer:
         a_whole_run(writer)
         reason = "all members reached the end"
         writer.server(FIRST, fate="released", reason=reason)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -51,10 +50,8 @@ def interrupted(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("prepare", [never_started, live, ended, failed, interrupted])
-def test_every_state_is_plain_json_and_a_table(
-    prepare: Callable[[Writer], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with writing(tmp_path, monkeypatch) as writer:
+def test_every_state_is_plain_json_and_a_table(prepare: Callable[[Writer], None], tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer:
         prepare(writer)
         with RunReader(tmp_path) as reader:
             values = status.as_json(reader)
@@ -68,8 +65,8 @@ def test_every_state_is_plain_json_and_a_table(
             assert state in text
 
 
-def test_what_the_json_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(tmp_path, monkeypatch) as writer:
+def test_what_the_json_says(tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer:
         ended(writer)
         with RunReader(tmp_path) as reader:
             values: dict[str, Any] = status.as_json(reader)
@@ -106,8 +103,8 @@ def test_the_length_of_the_data_is_also_told_by_the_fact_about_it(tmp_path: Path
         assert status.as_json(reader)["run"]["dataset_length"] is None
 
 
-def test_what_is_left_is_told_from_speed_and_cursor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(tmp_path, monkeypatch) as writer, RunReader(tmp_path) as reader:
+def test_what_is_left_is_told_from_speed_and_cursor(tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer, RunReader(tmp_path) as reader:
         writer.say("running")
         writer.steps(0, EPOCH[:2])
         look = look_at(reader, writer.now)
@@ -129,10 +126,10 @@ def test_speed_counts_lots_of_one_time_over_the_time_between_them() -> None:
     assert speed([msgspec.structs.replace(step(1, 0, 10), seconds=0.0)]) == 0.0
 
 
-def test_a_coordinator_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_is_gone_is_said(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
     gone.wait()
-    with writing(tmp_path, monkeypatch) as writer, RunReader(tmp_path) as reader:
+    with writing(tmp_path, has_clock=True) as writer, RunReader(tmp_path) as reader:
         writer.say("running")
         writer.steps(0)
         assert not status.as_json(reader)["run"]["coordinator_is_gone"], "nobody knows"
@@ -204,7 +201,7 @@ def test_what_goes_into_a_pipe_is_not_wrapped(
     assert max(map(len, narrow)) <= 60
 
 
-def test_processes_that_have_not_joined_are_shown(tmp_path: Path) -> None:
+def test_processes_that_have_not_joined_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def starting(*processes: tuple[str, int, bool]) -> dict[str, str]:
         return {STARTING: json.dumps(processes)}
 
@@ -219,7 +216,8 @@ def test_processes_that_have_not_joined_are_shown(tmp_path: Path) -> None:
                 {"role": "worker", "pid": 4711, "label": "", "host": "lab-1"},
                 {"role": "server", "pid": 5, "label": "s0", "host": ""},
             ]
-        with RunReader(tmp_path) as reader, patch("platform.node", lambda: "lab-1"):
+        monkeypatch.setattr("platform.node", lambda: "lab-1")
+        with RunReader(tmp_path) as reader:
             assert "being started: worker w1 (process 4711 on lab-1)" in drawn(reader)
         writer.say("ended")
         with RunReader(tmp_path) as reader:

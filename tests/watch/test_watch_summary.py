@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from paceline.control.journal.reader import RunReader, StepRecord
 from paceline.control.messages.plan import PlanStart
 from paceline.watch.summary import find_outages, summarise
@@ -17,8 +15,8 @@ def lines_of(folder: Path) -> list[str]:
         return summarise(reader)
 
 
-def test_a_run_that_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(tmp_path, monkeypatch) as writer:
+def test_a_run_that_ended(tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer:
         a_whole_run(writer)
         writer.say("ended", "all members reached the end", ended=str(START + 75))
         (tmp_path / "checkpoints" / "step-000000008").mkdir(parents=True)

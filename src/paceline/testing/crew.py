@@ -141,6 +141,16 @@ class Crew:
         os.kill(self.pid(rank), signal.SIGSTOP)
         eventually(lambda: _state(self.pid(rank)) == "T", f"rank {rank} stands still", look_s=0.001)
 
+    def bury(self, rank: int) -> None:
+        """Kill it, and wait until it is dead."""
+        self.kill(rank)
+        self.processes[rank].join(_STOPPED_S)
+
+    def wait_blocked(self, *ranks: int) -> None:
+        """Until each of these waits for something: for another member, as a rule, or for its next function."""
+        for rank in ranks:
+            eventually(lambda rank=rank: _state(self.pid(rank)) == "S", f"rank {rank} waits")  # type: ignore[misc]
+
     def resume(self, rank: int) -> None:
         os.kill(self.pid(rank), signal.SIGCONT)
 
