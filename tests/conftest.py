@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,23 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         gc.collect()
         time.sleep(0.01)
     assert not left, f"left behind by this test: {left}"
+
+
+@pytest.fixture
+def mount_small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes a disk of a size such as "16m", in a folder of this test."""
+    from paceline.testing import faults
+
+    with contextlib.ExitStack() as mounted:
+
+        def mount(size: str) -> Path:
+            try:
+                mounted.enter_context(faults.small_disk(tmp_path / "small", size))
+            except PermissionError as error:
+                pytest.skip(str(error))
+            return tmp_path / "small"
+
+        yield mount
 
 
 def _left(before: dict[str, set[str]]) -> dict[str, list[str]]:

@@ -28,6 +28,7 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -168,6 +169,30 @@ def full_disk(folder: Path, free_bytes: int = 0) -> Iterator[None]:
     """Only so much is free in this folder and in those below it; files of other folders are written as ever."""
     with armed(FREE_BYTES, lambda path: free_bytes if path.is_relative_to(folder) else None):
         yield
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """The folder is a disk of this size ("16m") that can really be full (`fill`). `PermissionError` where it cannot be
+    mounted: that needs root."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "paceline", str(folder)]
+    if (done := subprocess.run(command, capture_output=True, text=True)).returncode:
+        raise PermissionError(f"cannot mount a small disk here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(filler: Path) -> Path:
+    """Write this file until the disk is full, to the last byte; removing it makes room again."""
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"\0" * size):
+                    pass
+    return filler
 
 
 @contextlib.contextmanager
