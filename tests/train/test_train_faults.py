@@ -164,8 +164,8 @@ def both(first: StepFault, second: StepFault, session: Session) -> None:
 
 def test_a_slow_worker_is_not_a_dead_one(tmp_path: Path) -> None:
     """It sleeps once and holds the interpreter's lock once, each for longer than silence is suffered."""
-    sleeps = faults.slow(worker=1, at_step=4, seconds=2.5)
-    computes = faults.slow(worker=1, at_step=6, seconds=2.5, is_busy=True)
+    sleeps = faults.slow(worker=1, at_step=4, seconds=1.5)
+    computes = faults.slow(worker=1, at_step=6, seconds=1.5, is_busy=True)
     function = partial(train, in_loss=partial(both, sleeps, computes))
     with Rehearsal(function, 1, 0.0, workers=3, folder=tmp_path, settings=QUICK) as run:
         results = run.finish()
