@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,8 @@ from paceline.wire.deadline import Deadline
 from paceline.wire.memory import available_bytes
 
 
-def session_at(steps: int, *, is_main: bool = False) -> Any:
-    return SimpleNamespace(steps=steps, is_main=is_main)
+def session_at(steps: int, *, is_main: bool = False, rank: int = 0) -> Any:
+    return SimpleNamespace(steps=steps, is_main=is_main, rank=rank)
 
 
 # -- points ------------------------------------------------------------------------------------------------------------
@@ -92,6 +93,14 @@ def test_a_fault_strikes_once_at_its_step_on_its_worker(tmp_path: Path) -> None:
     for _ in range(2):
         fault(session_at(5, is_main=True))
     assert len(struck) == 1
+
+
+@pytest.mark.parametrize(("worker", "struck"), [(1, [1]), ("all", [0, 1, 2])])
+def test_outside_of_a_rehearsal_a_worker_is_known_by_its_rank(worker: faults.Who, struck: list[int]) -> None:
+    found: list[int] = []
+    for rank in range(3):
+        faults.StepFault(partial(found.append, rank), worker, 5)(session_at(5, rank=rank))
+    assert found == struck
 
 
 def test_a_fault_that_strikes_once_leaves_word_for_other_processes(tmp_path: Path) -> None:

@@ -21,14 +21,12 @@ OVERWRITTEN = {
     "checkpoint/test_checkpoint_files.py": {"_exchange"},  # the operating system
     "wire/test_wire_memory.py": {"commit"},
     "wire/test_wire_handshake.py": {"_check_proof", "send"},  # what an attacker does, and overhears
-    "collective/test_spare.py": {"create"},  # counts
     "control/test_control_scenarios.py": {"admitted"},  # a machine without its care
-    "strategy/test_strategy_batch_norm.py": {"__init__"},
+    "strategy/test_strategy_batch_norm.py": {"__init__"},  # counts
     "strategy/test_strategy_overlap.py": {"reduce", "reduce_late"},
     "strategy/test_strategy_refusals.py": {"_check_known"},
     "train/table_trainers.py": {"take_ahead"},
     "train/test_train_halting.py": {"write"},
-    "watch/test_watch_history.py": {"steps"},
     "engine/test_engine_launch.py": {"find_shortfall"},  # stands for a run that would take minutes
     "server/test_server_warming.py": {"warm_up", "ServerProcess", "_live"},
     "test_bench_allreduce.py": {"run"},

@@ -95,7 +95,8 @@ def nth(number: int, action: Callable[[], None]) -> Callable[..., None]:
 
 
 class StepFault:
-    """Acts once, when this worker has done `at_step` steps. With `once`, a file that is made then, once in all
+    """Acts once, when this worker has done `at_step` steps. `worker` is the number that it has in its `Rehearsal`, and
+    elsewhere its rank at that moment. With `once`, a file that is made then, once in all
     processes: those that come later find it. Can be pickled before it has acted."""
 
     def __init__(self, action: Callable[[], None], worker: Who, at_step: int, once: Path | None = None) -> None:
@@ -119,9 +120,10 @@ class StepFault:
     def _hits(self, session: Session) -> bool:
         if self._worker == "main":
             return session.is_main
-        from paceline.testing.rehearsal import worker_number
+        from paceline.testing import rehearsal
 
-        return self._worker in ("all", worker_number())
+        number = rehearsal.worker_number() if rehearsal.is_here() else session.rank
+        return self._worker in ("all", number)
 
 
 def kill(*, worker: Who, at_step: int, once: Path | None = None) -> StepFault:
