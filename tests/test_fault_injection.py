@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from paceline.custody.partial import free_bytes
 from paceline.errors import ConnectionLost
 from paceline.fault_points import FaultPoint
 from paceline.testing import faults
 from paceline.testing.crew import Crew, CrewError, say
+from paceline.train.saving import Checkpoints
+from paceline.train.session import Session
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.memory import available_bytes
@@ -158,6 +161,26 @@ def trained(where: faults.Where | None, at_step: int = 3) -> list[torch.Tensor]:
         optimizer.step()
         seen.append(model.weight.detach().clone())
     return seen
+
+
+def trained_in_a_session(where: faults.Where | None) -> torch.Tensor:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.ones(8, 4))
+    if where is not None:
+        faults.flip_bit(optimizer, where, at_step=2, element=5, bit=22)
+    with Session(model, optimizer, data=data, global_batch=2, checkpoints=Checkpoints(every_s=None)) as session:
+        for epoch in session.epochs(1):
+            for batch in epoch:
+                session.step(lambda x: model(x).square().mean(), batch)
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize("where", ["gradient", "parameter", "optimizer"])
+def test_a_bit_flips_in_a_session_too(where: faults.Where) -> None:
+    assert not torch.equal(trained_in_a_session(where), trained_in_a_session(None))
+    assert torch.equal(trained_in_a_session(None), trained_in_a_session(None))
 
 
 @pytest.mark.parametrize(("where", "first"), [("gradient", 2), ("parameter", 2), ("optimizer", 3)])

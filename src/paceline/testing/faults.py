@@ -12,7 +12,7 @@ At a point of the code (`paceline.fault_points`), until the end of a block or, w
 
     with faults.full_disk(folder): ...
     with faults.traffic(faults.nth(7, faults.die)): ...     # at the seventh time that bytes are sent or received
-    faults.arm(partial.NAMING, faults.die)                  # before its next checkpoint has a name
+    faults.arm(partial.NAMING, faults.nth(1, faults.die))   # before the next checkpoint has its name
 
 In a tensor. `flip_bit` strikes in the steps of an optimizer; a replica of a model then differs by one bit:
 
@@ -96,8 +96,8 @@ def nth(number: int, action: Callable[[], None]) -> Callable[..., None]:
 
 class StepFault:
     """Acts once, when this worker has done `at_step` steps. `worker` is the number that it has in its `Rehearsal`, and
-    elsewhere its rank at that moment. With `once`, a file that is made then, once in all
-    processes: those that come later find it. Can be pickled before it has acted."""
+    elsewhere its rank at that moment. With `once`, a file that is made then, it acts once in all processes: those that
+    come later find the file. Can be pickled before it has acted."""
 
     def __init__(self, action: Callable[[], None], worker: Who, at_step: int, once: Path | None = None) -> None:
         self._action = action
