@@ -276,7 +276,7 @@ def test_a_callback_that_raises_changes_nothing(make: Make, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"keep_last": 0}, "keep_last=0"), ({"keep_best": -1}, "keep_best=-1"), ({"mode": "least"}, "mode='least'")],
+    [({"keep_last": 0}, "keep_last=0"), ({"keep_best": -1}, "keep_best=-1")],
 )
 def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -308,14 +308,14 @@ def test_the_last_and_the_best_stay(make: Make, tmp_path: Path) -> None:
 
 
 def test_scores_outlive_the_process_and_may_come_late(make: Make, tmp_path: Path) -> None:
-    with make(keep_last=1, mode="max") as keeper:
+    with make(keep_last=1) as keeper:
         publish(keeper, 1)
-        keeper.score(1, 0.9)
+        keeper.score(1, 0.2)
         keeper.close()
         assert os.readlink(tmp_path / "best") == "step-000000001"
-    with make(keep_last=1, mode="max") as keeper:
+    with make(keep_last=1) as keeper:
         publish(keeper, 2)
-        keeper.score(2, 0.8)
+        keeper.score(2, 0.3)
         publish(keeper, 3)
         assert operations(tmp_path) == [3, 1]
         publish(keeper, 1)  # another one of this operation: the score was not its own
@@ -335,17 +335,16 @@ def test_scores_that_cannot_be_read_are_none(make: Make, tmp_path: Path) -> None
     st.sets(st.integers(0, 20)), st.dictionaries(st.integers(0, 20), st.floats()), st.integers(1, 4), st.integers(0, 3)
 )
 def test_the_rules(there: set[int], scores: dict[int, float], keep_last: int, keep_best: int) -> None:
-    for mode in ("min", "max"):
-        keep, latest, best = choose(there, scores, RetentionRules(keep_last, keep_best, mode))
-        assert set(sorted(there)[-keep_last:]) <= keep <= there
-        assert len(keep) <= keep_last + keep_best
-        assert latest == max(there, default=None)
-        finite = {one: scores[one] for one in there if one in scores and abs(scores[one]) < float("inf")}
-        if finite and keep_best:
-            assert best in keep
-            assert finite[best] == (min if mode == "min" else max)(finite.values())
-        else:
-            assert best is None
+    keep, latest, best = choose(there, scores, RetentionRules(keep_last, keep_best))
+    assert set(sorted(there)[-keep_last:]) <= keep <= there
+    assert len(keep) <= keep_last + keep_best
+    assert latest == max(there, default=None)
+    finite = {one: scores[one] for one in there if one in scores and abs(scores[one]) < float("inf")}
+    if finite and keep_best:
+        assert best in keep
+        assert finite[best] == min(finite.values())
+    else:
+        assert best is None
 
 
 # -- begin and end ---------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_a_guessed_token_is_not_known() -> None:
             msgspec.structs.replace(code, secret=b"\0" * 32),
             msgspec.structs.replace(code, fingerprint=b"\0" * 32),
         ):
-            with pytest.raises(HandshakeRefused, match="not the run that made this invitation"):
+            with pytest.raises(HandshakeRefused, match="another run answers at the address"):
                 enter(changed.encode(), deadline=soon())
 
 

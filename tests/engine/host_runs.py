@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from paceline.checkpoint import Contents, newest_good
-from paceline.control.journal.journal import JournalError
-from paceline.control.journal.reader import MemberRow, RunReader
+from paceline.control.journal.journal import JournalError, MemberRow
+from paceline.control.journal.reader import RunReader
 from paceline.testing.eventually import eventually
 from paceline.testing.netlab import Host, Netlab
 

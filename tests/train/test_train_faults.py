@@ -60,7 +60,7 @@ def check_record(run: Rehearsal, steps: int, since: int = 0) -> None:
 def say_resources(session: Session) -> None:
     if worker_number() == 0:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-        say(("resources", session.size, len(os.listdir("/proc/self/fd")), threading.active_count(), resident))
+        say(("resources", session.world_size, len(os.listdir("/proc/self/fd")), threading.active_count(), resident))
 
 
 def check_no_leak(run: Rehearsal) -> None:

@@ -17,7 +17,7 @@ from paceline.train.halting import write_held
 from paceline.wire.card import Card
 
 PATIENCE_S = 30.0
-RULES = RetentionRules(3, 1, "min")
+RULES = RetentionRules(3, 1)
 
 
 @pytest.mark.parametrize(

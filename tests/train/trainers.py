@@ -27,7 +27,7 @@ from paceline.testing import faults
 from paceline.testing.eventually import eventually
 from paceline.testing.rehearsal import say
 from paceline.train import transfer
-from paceline.train.headers import Headers
+from paceline.train.loops.steps import Step
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
@@ -83,17 +83,18 @@ def train_with_held_transfers(go_on: str, *arguments: Any) -> dict[str, Any]:
 def train_with_a_laggard(go_on: str, *arguments: Any) -> dict[str, Any]:
     """In operation 5 the main worker sees the reduction complete, as the others do; then it waits, and goes on when it
     has heard that its plan is over, so that the operation counts for the others only."""
-    outcome = Headers.outcome
+    attempt = Step.attempt
 
-    def late(headers: Headers, place: Any, *others: Any) -> Any:
+    def late(step: Step, place: Any) -> Any:
+        rows = attempt(step, place)
         if place.operation == 5 and place.rank == 0 and not os.path.exists(go_on):
             say(("behind", place.operation))
             ends_at = time.monotonic() + 30.0
-            while headers._join().client.look(lambda machine: machine.plan) and time.monotonic() < ends_at:
+            while step._loop._joined.client.look(lambda machine: machine.plan) and time.monotonic() < ends_at:
                 time.sleep(0.001)
-        return outcome(headers, place, *others)
+        return rows
 
-    Headers.outcome = late  # type: ignore[method-assign, assignment]
+    Step.attempt = late  # type: ignore[method-assign, assignment]
     return train(*arguments)
 
 
@@ -108,7 +109,7 @@ def train_and_kill_the_donor(founder: str, *arguments: Any) -> dict[str, Any]:
         except FileExistsError:
             with open(founder) as file:
                 pid = int(file.read())
-            if pid != os.getpid() and session.size == 2:
+            if pid != os.getpid() and session.world_size == 2:
                 os.kill(pid, signal.SIGKILL)
 
     return train(*arguments, in_body=in_body)
@@ -125,7 +126,7 @@ def train_unheard_until_a_checkpoint(founder: str, *arguments: Any) -> dict[str,
         is_first = False
 
     def in_body(session: Session) -> None:
-        if is_first and session._saver.newest_name() > NOTHING:
+        if is_first and session._parts.saver.newest_name() > NOTHING:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return train(*arguments, in_body=in_body, checkpoints=Checkpoints(every_s=None, every_steps=20))
@@ -199,7 +200,7 @@ def train(
             schedule.step()
             session.state["bodies"] = session.state.get("bodies", 0) + 1
             committed.append((epoch.number, session.steps, sorted(attempt)))
-            say((session.steps, session.size, loss))
+            say((session.steps, session.world_size, loss))
             in_body(session)
         scores.append(session.evaluate(validate, data))
         before_decision(session)

@@ -90,7 +90,7 @@ def train_unequal(
             attempt.clear()
             session.step(loss_fn, batch)
             steps.append((epoch.number, session.steps, sorted(attempt)))
-            say((session.steps, len(attempt), session.size))
+            say((session.steps, len(attempt), session.world_size))
         if session.should_stop(1.0 if enough and os.path.exists(enough) else -float(session.steps), patience=0):
             break
     session.close()

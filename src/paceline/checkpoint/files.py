@@ -293,14 +293,14 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
         fd.close()
     named = NAME.fullmatch(path.name)
     if named and int(named[1]) != manifest.operation:
-        raise CorruptCheckpoint(f"{name}: it is of operation {manifest.operation}, which its folder's name denies")
+        raise CorruptCheckpoint(f"{name}: it is of operation {manifest.operation}, but its folder's name says another")
     return manifest
 
 
 def _read_tensors(path: Path, name: str, manifest: Manifest, verify: bool) -> dict[str, torch.Tensor]:
     record = manifest.files.get(name)
     if record is None:
-        raise CorruptCheckpoint(f"{path / MANIFEST}: it does not speak of {name}")
+        raise CorruptCheckpoint(f"{path / MANIFEST}: it has no entry for {name}")
     fd = _open(path / name)
     try:
         num_bytes = os.fstat(fd.fileno()).st_size

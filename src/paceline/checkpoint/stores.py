@@ -154,7 +154,7 @@ class DistantStore:
 
     def tidy(self, scores: Mapping[int, float], published: int | None) -> list[Path]:
         rules = self._rules
-        asked = Tidying(rules.keep_last, rules.keep_best, rules.mode, dict(scores), published)
+        asked = Tidying(rules.keep_last, rules.keep_best, dict(scores), published)
         removed = [Path(name) for name in self._depot.tidy(asked)]
         self._published -= {int(named[1]) for path in removed if (named := names.NAME.fullmatch(path.name))}
         return removed

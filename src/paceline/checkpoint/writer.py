@@ -1,6 +1,6 @@
 """Checkpoints beside training: a copy at a step boundary, everything else in the background.
 
-    keeper = Keeper(folder, keep_last=3, keep_best=1, mode="min")
+    keeper = Keeper(folder, keep_last=3, keep_best=1)
     keeper.take(contents)          # at a step boundary: copies the tensors, returns
     keeper.settle(operation)       # later: this operation, and all before it, count
     keeper.score(operation, 0.31)  # later still, if there is a score
@@ -43,7 +43,7 @@ from paceline.checkpoint.pending import Pending, SaveStage
 from paceline.checkpoint.snapshot import SnapshotBuffers
 from paceline.checkpoint.stores import CheckpointStore, LocalStore
 from paceline.custody.moving import CustodyError
-from paceline.custody.shelf import Mode, RetentionRules
+from paceline.custody.shelf import RetentionRules
 from paceline.errors import CheckpointError, DiskFull
 
 _log = logging.getLogger(__name__)
@@ -71,11 +71,10 @@ class CheckpointWriter:
         *,
         keep_last: int = 3,
         keep_best: int = 1,
-        mode: Mode = "min",
         on_event: OnEvent | None = None,
         make_store: Callable[[RetentionRules], CheckpointStore] | None = None,
     ) -> None:
-        rules = RetentionRules(keep_last, keep_best, mode)
+        rules = RetentionRules(keep_last, keep_best)
         rules.check()
         self.folder = Path(folder)
         self._on_event = on_event
@@ -179,8 +178,8 @@ class CheckpointWriter:
             self._drop_after(after_operation)
 
     def score(self, operation: int, value: float) -> bool:
-        """The better ones stay longer. False, and nothing happens, if there is no checkpoint of this operation or the
-        value is not finite."""
+        """The lowest stay longer. False, and nothing happens, if there is no checkpoint of this operation or the value
+        is not finite."""
         self._check_usable()
         with self._changed:
             is_there = operation in self._pending or self._store.has(operation)
@@ -237,12 +236,12 @@ class CheckpointWriter:
     def _check_process(self) -> None:
         # Before any lock: in a forked child one may be held by a thread that is not there.
         if os.getpid() != self._pid:
-            raise CheckpointError(f"this keeper belongs to process {self._pid}; a forked child has none")
+            raise CheckpointError(f"this checkpoint writer belongs to process {self._pid}; a forked child has none")
 
     def _check_usable(self) -> None:
         self._check_process()
         if self._closing:
-            raise CheckpointError("this keeper is closed; make another one for the folder")
+            raise CheckpointError("this checkpoint writer is closed; make another one for the folder")
 
     # -- the thread --------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -66,7 +66,6 @@ class Publication(msgspec.Struct, frozen=True):
 class Tidying(msgspec.Struct, frozen=True):
     keep_last: int
     keep_best: int
-    mode: Literal["min", "max"]
     scores: dict[int, float]
     published: int | None
 
@@ -145,7 +144,7 @@ class Custodian:
         logger.info("keeps the checkpoint of operation %d from %s", operation, visitor.member)
 
     def tidy(self, asked: Tidying) -> list[str]:
-        rules = RetentionRules(asked.keep_last, asked.keep_best, asked.mode)
+        rules = RetentionRules(asked.keep_last, asked.keep_best)
         rules.check()
         with self._lock:
             return [str(path) for path in Shelf(self._checkpoints, rules).tidy(asked.scores, published=asked.published)]

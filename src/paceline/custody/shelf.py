@@ -1,6 +1,6 @@
 """Which checkpoints stay, and the links `latest` and `best`.
 
-The newest `keep_last` stay, and the `keep_best` with the best scores. Scores are in `scores.json` beside the
+The newest `keep_last` stay, and the `keep_best` with the lowest scores. Scores are in `scores.json` beside the
 checkpoints, so that they outlive the process. The links are relative, replaced by a rename, and always point at a
 checkpoint that is there: links move first, checkpoints go after.
 """
@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,21 +21,17 @@ from paceline.custody import names
 from paceline.custody.partial import retire
 
 SCORES = "scores.json"
-Mode = Literal["min", "max"]
 
 
 class RetentionRules(NamedTuple):
     keep_last: int
     keep_best: int
-    mode: Mode
 
     def check(self) -> None:
         if type(self.keep_last) is not int or self.keep_last < 1:
             raise ValueError(f"keep_last={self.keep_last!r} must be a whole number of at least 1")
         if type(self.keep_best) is not int or self.keep_best < 0:
             raise ValueError(f"keep_best={self.keep_best!r} must be a whole number of at least 0")
-        if self.mode not in ("min", "max"):
-            raise ValueError(f"mode={self.mode!r} must be 'min' (a loss) or 'max' (an accuracy)")
 
 
 class Choice(NamedTuple):
@@ -47,9 +43,8 @@ class Choice(NamedTuple):
 def choose(operations: Iterable[int], scores: Mapping[int, float], rules: RetentionRules) -> Choice:
     """Of equal scores the earlier one is better; a score that is not finite is none."""
     there = sorted(operations)
-    sign = 1 if rules.mode == "min" else -1
     scored = [operation for operation in there if math.isfinite(scores.get(operation, math.nan))]
-    ranked = sorted(scored, key=lambda operation: sign * scores[operation])
+    ranked = sorted(scored, key=lambda operation: scores[operation])
     keep = frozenset(there[-rules.keep_last :] + ranked[: rules.keep_best])
     return Choice(keep, there[-1] if there else None, ranked[0] if ranked and rules.keep_best else None)
 

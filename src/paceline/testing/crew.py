@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from paceline.collective import Group, meeting
 from paceline.collective.meeting import Meeting, Where
+from paceline.engine.reaper import stat_of
 from paceline.testing.eventually import eventually
 from paceline.testing.forking import fork_context
 from paceline.testing.netlab import Host, enter
@@ -139,7 +140,7 @@ class Crew:
     def stop(self, rank: int) -> None:
         """SIGSTOP, and wait until the process really stands still."""
         os.kill(self.pid(rank), signal.SIGSTOP)
-        eventually(lambda: _state(self.pid(rank)) == "T", f"rank {rank} stands still", look_s=0.001)
+        self._wait_for_state(rank, "T")
 
     def bury(self, rank: int) -> None:
         """Kill it, and wait until it is dead."""
@@ -149,7 +150,14 @@ class Crew:
     def wait_blocked(self, *ranks: int) -> None:
         """Until each of these waits for something: for another member, as a rule, or for its next function."""
         for rank in ranks:
-            eventually(lambda rank=rank: _state(self.pid(rank)) == "S", f"rank {rank} waits")  # type: ignore[misc]
+            self._wait_for_state(rank, "S")
+
+    def _wait_for_state(self, rank: int, state: str) -> None:
+        def is_there() -> bool:
+            stat = stat_of(self.pid(rank))
+            return stat is not None and stat.state == state
+
+        eventually(is_there, f"rank {rank} is in state {state}", look_s=0.001)
 
     def resume(self, rank: int) -> None:
         os.kill(self.pid(rank), signal.SIGCONT)
@@ -253,8 +261,3 @@ def _portable(error: BaseException) -> BaseException:
         return copy
     except Exception:
         return CrewError(text)
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0]

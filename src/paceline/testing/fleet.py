@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.control.journal.journal import JournalError
-from paceline.control.journal.reader import MemberRow, RunReader
+from paceline.control.journal.journal import JournalError, MemberRow
+from paceline.control.journal.reader import RunReader
 from paceline.testing.netlab import Host
 from paceline.watch.audit import Audit, audit
 
@@ -54,7 +54,7 @@ with open(folder / f"steps-{os.getpid()}", "w", buffering=1) as steps:
     for epoch in session.epochs(100_000):
         for batch in epoch:
             session.step(loss_fn, batch)
-            print(time.monotonic(), session.steps, session.size, file=steps)
+            print(time.monotonic(), session.steps, session.world_size, file=steps)
         if session.should_stop(float("inf") if (folder / "enough").exists() else -float(session.steps), patience=0):
             break
 epochs = session.steps * BATCH // NUM

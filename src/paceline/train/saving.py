@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from paceline.checkpoint import CheckpointWriter, Contents
 from paceline.checkpoint.pending import Pending, SaveStage
@@ -33,23 +33,30 @@ _SLICE_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Where and how often. `folder` is by default the run's; alone there is none unless given. The newest one is
-    started from where `resume` says so, or when the run has lost all of its workers."""
+    """Where checkpoints are written, and how often.
+
+    >>> session = paceline.Session(
+    ...     model, optimizer, data=data, global_batch=256, checkpoints=paceline.Checkpoints(folder="kept", resume=True)
+    ... )
+
+    `folder` is the run's own by default; a script that runs alone writes none unless it names a folder. With `resume`,
+    and when a run has lost all of its workers, the training starts from the newest checkpoint. `only_trained` leaves
+    frozen parameters out, as for LoRA: a script that resumes builds the model with them first."""
 
     folder: str | Path | None = None
     every_s: float | None = 60.0
     every_steps: int | None = None
     keep_last: int = 3
     keep_best: int = 1
-    mode: Literal["min", "max"] = "min"
     resume: bool = False
+    only_trained: bool = False
 
     def __post_init__(self) -> None:
         if self.every_s is not None and not self.every_s >= 0:
             raise ValueError(f"every_s={self.every_s}: give seconds, or None")
         if self.every_steps is not None and self.every_steps < 1:
             raise ValueError(f"every_steps={self.every_steps}: give 1 or more, or None")
-        RetentionRules(self.keep_last, self.keep_best, self.mode).check()
+        RetentionRules(self.keep_last, self.keep_best).check()
 
 
 class Saver:
@@ -180,7 +187,6 @@ class Saver:
                 self._folder,
                 keep_last=settings.keep_last,
                 keep_best=settings.keep_best,
-                mode=settings.mode,
                 on_event=self._on_event,
                 make_store=self._source.store,
             )
@@ -210,7 +216,7 @@ class Saver:
         folder = self._own or self._folder
         assert folder is not None
         settings = self._settings
-        return write_held(folder, contents, RetentionRules(settings.keep_last, settings.keep_best, settings.mode))
+        return write_held(folder, contents, RetentionRules(settings.keep_last, settings.keep_best))
 
     def settle(self, operation: int) -> None:
         if self._keeper is not None:

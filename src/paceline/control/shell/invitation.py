@@ -207,9 +207,7 @@ def enter(text: str, *, deadline: Deadline) -> Ticket:
             )
         raise AddressError(f"the invitation leads to nobody: {error}; {remedy}") from error
     except HandshakeRefused as error:
-        raise HandshakeRefused(
-            f"who is there now is not the run that made this invitation ({error}); {_AGAIN}"
-        ) from error
+        raise HandshakeRefused(f"another run answers at the address of this invitation ({error}); {_AGAIN}") from error
     try:
         header, _ = calls.call(connection, "enter", _Visit(code.token_id, code.token), deadline=deadline)
         answer = header.read_body(_Answer)
