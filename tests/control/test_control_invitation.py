@@ -165,7 +165,7 @@ def test_a_door_that_stays_shut_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     with House() as house:
         house.now = time.time()
         code = house.door.invite(60.0, 1).code
-    with pytest.raises(AddressError, match=r"leads to nobody.*is the run still going on.*--host ADDRESS"):
+    with pytest.raises(AddressError, match=r"leads to nobody.*is the run still going on.*--listen ADDRESS"):
         enter(code, deadline=soon())
 
 

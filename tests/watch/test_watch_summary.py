@@ -21,7 +21,7 @@ def test_a_run_that_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with writing(tmp_path, monkeypatch) as writer:
         a_whole_run(writer)
         writer.say("ended", "all members reached the end", ended=str(START + 75))
-        (tmp_path / "checkpoints" / "step-000000008").mkdir(parents=True)
+        (tmp_path / "checkpoints" / "step-000000008-op-8").mkdir(parents=True)
         (tmp_path / "logs").mkdir()
         lines = lines_of(tmp_path)
     assert lines[0] == "run digits: ended after 1:15: all members reached the end"
@@ -32,7 +32,7 @@ def test_a_run_that_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert lines[5] == "outages: 1, 3.0 s in all"
     assert "3.0 s without a step (died bbbbbbbb: process 2 was killed by signal 9)" in lines[6]
     assert lines[7] == "samples: epochs 0 to 1: 100 samples in each epoch, each once"
-    assert lines[8] == f"checkpoints: {tmp_path / 'checkpoints'} (1, the newest is step-000000008)"
+    assert lines[8] == f"checkpoints: {tmp_path / 'checkpoints'} (1, the newest is step-000000008-op-8)"
     assert lines[9:] == [f"logs: {tmp_path / 'logs'}"]
 
 

@@ -45,7 +45,7 @@ def invite(
     if invited.local_only:
         typer.echo(
             "this invitation works on this machine only, because the run listens on a loopback address; "
-            "start the run with --host ADDRESS to let others in",
+            "start the run with --listen ADDRESS to let others in",
             err=True,
         )
     typer.echo(invited.code)

@@ -16,6 +16,7 @@ import msgspec
 
 from paceline.control.journal.reader import EventRow, MemberRow, PlanRow, RunReader, RunStatus, StepRecord
 from paceline.control.messages.plan import PlanStart
+from paceline.custody import names
 from paceline.watch import words
 from paceline.watch.audit import audit
 from paceline.watch.history import metrics, standing_steps
@@ -23,7 +24,7 @@ from paceline.watch.live import event_text
 from paceline.watch.look import STILL, Figures
 from paceline.watch.losses import find_shortfall
 
-CHECKPOINTS, LOGS = "checkpoints", "logs"  # folders of a run
+LOGS = "logs"  # a folder of a run
 LOSSES = ("dead", "failed", "evicted")
 MAX_NAMED = 10
 
@@ -167,11 +168,10 @@ def _audit(status: RunStatus, steps: Sequence[StepRecord], plans: Sequence[PlanR
 
 def _places(folder: Path) -> list[str]:
     lines = []
-    checkpoints = folder / CHECKPOINTS
+    checkpoints = folder / names.FOLDER
     with contextlib.suppress(OSError):
-        names = sorted(path.name for path in checkpoints.glob("step-*"))
-        if names:
-            lines.append(f"checkpoints: {checkpoints} ({len(names):,}, the newest is {names[-1]})")
+        if found := names.find(checkpoints):
+            lines.append(f"checkpoints: {checkpoints} ({len(found):,}, the newest is {found[0].path.name})")
     if (folder / LOGS).is_dir():
         lines.append(f"logs: {folder / LOGS}")
     return lines

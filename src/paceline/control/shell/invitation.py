@@ -203,7 +203,7 @@ def enter(text: str, *, deadline: Deadline) -> Ticket:
         elif is_loopback(code.address[0]):
             remedy = (
                 "is the run still going on? It listens on its own machine only: to let others join, start it with "
-                "--host ADDRESS, an address of that machine"
+                "--listen ADDRESS, an address of that machine"
             )
         raise AddressError(f"the invitation leads to nobody: {error}; {remedy}") from error
     except HandshakeRefused as error:
