@@ -26,7 +26,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.common import Benchmark, Found, Option, Skipped, Target, median, with_worst
-from paceline.control.journal.reader import MemberRow
+from paceline.control.journal.journal import MemberRow
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing import netlab
 from paceline.testing.fleet import Fleet, FleetStep

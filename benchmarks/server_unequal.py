@@ -24,11 +24,11 @@ from torch import nn
 from benchmarks.common import Benchmark, Found, Option, Skipped, Target, interleave, median, spread
 from benchmarks.common.figures import tell
 from benchmarks.common.models import plain_step, small_cnn
+from benchmarks.common.slowness import Quota, quota_obstacle
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.data.loader import LoaderOptions
 from paceline.testing.crew import Crew
 from paceline.testing.rehearsal import Rehearsal, say
-from paceline.testing.slowness import Quota, quota_obstacle
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 

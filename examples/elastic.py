@@ -19,8 +19,8 @@ from pathlib import Path
 
 import elastic_picture
 
-from paceline.control.journal.journal import JournalError
-from paceline.control.journal.reader import MemberRow, RunReader, StepRecord
+from paceline.control.journal.journal import JournalError, MemberRow
+from paceline.control.journal.reader import RunReader, StepRecord
 from paceline.watch.audit import audit, history_of
 
 EXAMPLE = Path(__file__).with_name("digits.py")

@@ -23,7 +23,7 @@ CODE = "\n".join(path.read_text() for path in PYTHON)
 OTHERS = {
     *("Backend", "ProcessGroup", "TCPStore", "Trainer", "Fabric", "ModelParallelStrategy", "DDPStrategy", "LocalSGD"),
     *("Accelerator", "InitProcessGroupKwargs", "TrainingArguments", "DataLoader", "DistributedDataParallel"),
-    *("DistributedSampler", "IterableDataset"),
+    *("DistributedSampler", "IterableDataset", "TensorDataset"),
 }
 BUILTIN = re.compile(r"(\w*Error|Dist\w+|BatchNorm\w*|[A-Z0-9_]+)")
 

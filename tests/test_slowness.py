@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.strategy import Synchronous
-from paceline.testing.slowness import NoQuota, Quota, quota_obstacle, slowed
+from benchmarks.common.slowness import NoQuota, Quota, quota_obstacle, slowed
+from paceline.strategy import Updater
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -103,7 +103,7 @@ def test_where_there_are_no_cgroups_it_is_said(tmp_path: Path) -> None:
 
 def test_sleep_makes_computing_longer_in_proportion() -> None:
     model = nn.Linear(4, 2)
-    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    strategy = Updater(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     def loss_fn(x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.02)
@@ -117,5 +117,5 @@ def test_sleep_makes_computing_longer_in_proportion() -> None:
 
     with slowed(lambda: 10.0):
         assert took_s() > 0.2
-    assert Synchronous.compute.__module__ == "paceline.strategy.synchronous"
+    assert Updater.compute.__module__ == "paceline.strategy.updater"
     strategy.close()

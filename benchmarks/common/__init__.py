@@ -4,6 +4,7 @@ benchmark.py  options, the quick form, the end: tables, targets, JSON with the m
 targets.py    what a figure must come to, beside what
 figures.py    contenders in turns; medians, ratios within rounds, and how they are written
 models.py     networks that several benchmarks train
+slowness.py   processes and machines made slower; coordinating.py  a coordinator without an agent
 plots.py      lines in a picture, where matplotlib is installed
 """
 

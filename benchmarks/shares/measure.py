@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import turns
+from benchmarks.common.coordinating import coordinator
 from benchmarks.common.figures import tell
+from benchmarks.common.slowness import Quota, quota_obstacle
 from benchmarks.shares import trainers
 from benchmarks.shares.plan import ALONE, AT_ONCE, AUTO, CNN, DDP, EQUAL, Plan
 from benchmarks.shares.trainers import NUM_WARM, Trained
 from paceline.control.machines.coordinator_events import RunSettings
-from paceline.testing.coordinating import coordinator
 from paceline.testing.crew import Crew
-from paceline.testing.slowness import Quota, quota_obstacle
 
 TIMEOUT_S = 900.0
 SETTLED = 20

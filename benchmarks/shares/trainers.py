@@ -13,12 +13,12 @@ import torch.nn.functional as functional
 from torch import nn
 
 from benchmarks.common.models import small_cnn
+from benchmarks.common.slowness import slowed
 from benchmarks.shares.plan import TIMED
 from paceline.control.shell import ticket as tickets
 from paceline.control.shell.ticket import Ticket
 from paceline.data.loader import LoaderOptions
 from paceline.testing.crew import say
-from paceline.testing.slowness import slowed
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.collective import Group
 from paceline.collective.agreement import Agreed, Course, agreed, decode_model, encode_model, fits, word_of
-from paceline.collective.choice import CostModel, ModelShelf, candidates
-from paceline.collective.group import hosts_of
+from paceline.collective.choice import CostModel, ModelShelf, candidates, hosts_of
 from paceline.collective.signature import PROBE, Signature, chosen, is_own_fault
 from paceline.errors import Mismatch
 from paceline.testing.crew import Crew
@@ -139,7 +138,7 @@ def test_members_with_different_models_end_with_the_same(
 def choose_otherwise(group: Group) -> Any:
     """The last rank's model is exchanged behind the group's back."""
     algorithms = candidates(group.hosts)
-    group.model = model_for(algorithms, "ring" if group.rank == group.size - 1 else "tree")
+    group._reducer.model = model_for(algorithms, "ring" if group.rank == group.size - 1 else "tree")
     errors = []
     for _ in range(2):
         try:

@@ -7,9 +7,16 @@ from typing import Any
 from paceline.control.machines.coordinator import Coordinator
 from paceline.control.machines.coordinator_events import Event, Remember, RunSettings
 from paceline.control.machines.roster import Fate
-from paceline.control.messages.members import Introduction, Report
+from paceline.control.messages.members import Introduction, Report, Working
 from paceline.control.messages.plan import Phase
 from paceline.wire.card import Card
+
+
+def report_of(member: str, number: int, term: int, phase: Phase, **fields: Any) -> Report:
+    """A report; what a worker says of its work is among the fields."""
+    working = {name: fields.pop(name) for name in Working.__struct_fields__ if name in fields}
+    return Report(member, number, term, phase, working=Working(**working), **fields)
+
 
 WORKING: dict[str, Any] = {"phase": Phase.ACTIVE, "plan": 1, "formed": 1, "generation": 1, "fenced": 1, "applied": 5}
 
@@ -28,7 +35,7 @@ class Table:
         number = self._numbers[member] = self._numbers.get(member, 0) + 1
         card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
         introduction = Introduction(card, self.pid_of(member), "h", "", facts or {})
-        self.handle(Report(member, number, 1, introduction=introduction, **fields))
+        self.handle(report_of(member, number, 1, introduction=introduction, **fields))
 
     @staticmethod
     def pid_of(member: str) -> int:

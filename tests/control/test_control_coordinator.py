@@ -16,7 +16,7 @@ from paceline.control.machines.coordinator_events import (
     RunSettings,
     Tick,
 )
-from paceline.control.machines.founding import likely_cause
+from paceline.control.machines.fit import likely_cause
 from paceline.control.machines.member import Member
 from paceline.control.machines.member_events import GroupBroke, GroupFormed, StateStaged
 from paceline.control.machines.roster import Fate
@@ -25,7 +25,7 @@ from paceline.control.messages.members import Directive, Introduction, Report, S
 from paceline.control.messages.plan import Phase, PlanStart
 from paceline.placement.placement import Placement, Replica, Replicas
 from paceline.wire.card import Card
-from tests.control.table import WORKING, Table
+from tests.control.table import WORKING, Table, report_of
 
 
 @pytest.fixture
@@ -321,13 +321,13 @@ def test_who_comes_too_late_with_a_state_is_told_so_and_comes_back(table: Table)
 
 def test_who_was_told_of_a_term_proves_that_it_is_forgotten() -> None:
     standing = CoordinatorState(term=1)
-    stranger = Report("A", 7, 1, Phase.READY)
+    stranger = report_of("A", 7, 1, Phase.READY)
     assert founding.forgotten(stranger, standing, is_known=False) == founding.Forgotten(2, 0)
     assert founding.forgotten(stranger, standing, is_known=True) is None
     assert founding.forgotten(stranger, CoordinatorState(term=9), is_known=False) == founding.Forgotten(9, 0)
-    assert founding.forgotten(Report("A", 1, 1, Phase.BUILDING), standing, is_known=False) is None
-    assert founding.forgotten(Report("A", 1, 0, Phase.READY), standing, is_known=False) is None
-    assert founding.forgotten(Report("A", 1, 4, Phase.READY, plan=9), standing, is_known=True) == founding.Forgotten(
+    assert founding.forgotten(report_of("A", 1, 1, Phase.BUILDING), standing, is_known=False) is None
+    assert founding.forgotten(report_of("A", 1, 0, Phase.READY), standing, is_known=False) is None
+    assert founding.forgotten(report_of("A", 1, 4, Phase.READY, plan=9), standing, is_known=True) == founding.Forgotten(
         5, 9
     )
 
@@ -355,7 +355,7 @@ def test_the_first_coordinator_counts_from_one_and_so_does_one_that_remembers() 
 
 def test_a_journal_that_is_lost_is_said_once() -> None:
     machine = Coordinator(RunSettings(wanted=9), 0.0, {}, is_again=True, born=1_000)
-    actions = [machine.handle(Report(member, 9, 4, Phase.ACTIVE, plan=3, applied=5), 0.1) for member in "AB"]
+    actions = [machine.handle(report_of(member, 9, 4, Phase.ACTIVE, plan=3, applied=5), 0.1) for member in "AB"]
     notes = [action for each in actions for action in each if isinstance(action, Note) and action.kind == "forgotten"]
     assert [note.text for note in notes] == ["member A knows of generation 3; the journal is lost"]
     assert (machine.standing.term, machine.standing.newest) == (1_001, 1_000)
@@ -378,7 +378,7 @@ def test_a_lost_journal_of_a_run_with_servers_is_said_and_not_guessed() -> None:
     fresh = Table(RunSettings(wanted=1))
     card = Card("A", "worker", "h", ("", 0), "", b"", False, ())
     introduction = Introduction(card, 1, "h", "", ranges=(4, 4))
-    fresh.handle(Report("A", 1, 1, introduction=introduction, **WORKING))
+    fresh.handle(report_of("A", 1, 1, introduction=introduction, **WORKING))
     assert fresh.machine.standing.over == "failed"
     assert "database is lost" in fresh.machine.standing.reason
 
@@ -401,7 +401,7 @@ def served(member: str, held: Placement | None, known: int = 0, **fields: Any) -
     introduction = Introduction(card_of(member, role), Table.pid_of(member), "h", "", ranges=ranges)
     version = known or (held.version if held is not None else 0)
     said = {"phase": Phase.READY, "plan": 1, "serving": Serving(version)} if role == "server" else {}
-    return Report(member, 1, 1, introduction=introduction, held=held, placement=version, **{**said, **fields})
+    return report_of(member, 1, 1, introduction=introduction, held=held, placement=version, **{**said, **fields})
 
 
 def test_a_coordinator_that_forgot_where_the_ranges_are_goes_by_what_members_say() -> None:
@@ -412,8 +412,8 @@ def test_a_coordinator_that_forgot_where_the_ranges_are_goes_by_what_members_say
     fresh.restart()  # who has introduced itself does not do so again
     fresh.handle(served("A", None, known=8, **WORKING))
     for server in ("S1", "S2"):
-        fresh.handle(Report(server, 2, 3, Phase.READY, placement=8, serving=Serving(8)))
-    fresh.handle(Report("A", 2, 3, Phase.ACTIVE, plan=1, fenced=2, applied=5, placement=8))
+        fresh.handle(report_of(server, 2, 3, Phase.READY, placement=8, serving=Serving(8)))
+    fresh.handle(report_of("A", 2, 3, Phase.ACTIVE, plan=1, fenced=2, applied=5, placement=8))
     standing = fresh.machine.standing
     assert not standing.over
     assert standing.current is not None
@@ -433,8 +433,8 @@ def test_servers_that_hold_something_are_waited_for_and_not_for_ever() -> None:
     assert fresh.machine.standing.current is None
     while fresh.now < settings.silence_s + 1.0:
         fresh.now += 0.2
-        fresh.handle(Report("S2", round(fresh.now * 100), 2, Phase.READY, placement=8, serving=Serving(8)))
-        fresh.handle(Report("A", round(fresh.now * 100), 2, Phase.ACTIVE, plan=1, fenced=2, applied=5, placement=8))
+        fresh.handle(report_of("S2", round(fresh.now * 100), 2, Phase.READY, placement=8, serving=Serving(8)))
+        fresh.handle(report_of("A", round(fresh.now * 100), 2, Phase.ACTIVE, plan=1, fenced=2, applied=5, placement=8))
         fresh.handle(Tick())
     assert fresh.machine.standing.current is not None
     assert [one.primary.server for one in fresh.machine.placement.ranges] == ["S2", "S2"], "a copy takes its place"
@@ -468,7 +468,7 @@ def test_a_run_that_is_founded_anew_uses_no_number_that_servers_know() -> None:
     fresh.machine = Coordinator(settings, fresh.now, {}, is_again=True, born=1000)
     fresh.handle(served("S1", placed(7, "S1")))
     fresh.restart()
-    fresh.handle(Report("S1", 2, 1002, Phase.READY, placement=7, serving=Serving(7)))
+    fresh.handle(report_of("S1", 2, 1002, Phase.READY, placement=7, serving=Serving(7)))
     fresh.handle(served("N", None, phase=Phase.READY, checkpoint=3))
     listen(fresh)
     plan, placement = fresh.machine.standing.current, fresh.machine.placement
@@ -500,7 +500,7 @@ def test_a_refusal_later_costs_the_newcomer_only_also_while_the_run_is_founded_a
     assert not table.machine.standing.over
     for member in "AB":
         table.machine.records[member].fate = Fate.DEAD  # all that knew the run's facts are gone
-    table.machine.standing = msgspec.structs.replace(table.machine.standing, current=None)
+    table.machine._memory.keep(current=None)
     table.report("D", phase=Phase.READY)
     table.report("E", {"seed": "2"}, phase=Phase.READY)
     assert (table.fate_of("D"), table.fate_of("E")) == (None, Fate.REFUSED)
@@ -530,9 +530,8 @@ def test_a_newcomer_that_got_the_state_proves_to_the_next_coordinator_that_the_s
     member.handle(Directive(1, 1, "C", Verdict.KNOWN, plan=pending))
     for event in (GroupFormed(generation), StateStaged(generation, 7), GroupBroke(generation, ("A", "B"))):
         member.handle(event)
-    broken = msgspec.structs.asdict(member.report())
-    for name in ("member", "number", "term", "introduction"):
-        del broken[name]
+    report = member.report()
+    broken = {"phase": report.phase, **msgspec.structs.asdict(report.working)}
     table.restart()
     for _ in range(10):  # longer than it listens, shorter than the silence deadline
         table.report("C", **broken)

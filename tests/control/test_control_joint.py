@@ -8,12 +8,13 @@ import pytest
 
 from paceline.control.messages.plan import Plan, PlanStart
 from paceline.testing.joint import Violation, World
-from paceline.testing.joint.mutations import MUTATIONS, SOUND, Mutation
+from paceline.testing.joint.mutation import SOUND, Mutation
 from paceline.testing.joint.processes import SimulatedProcess
 from paceline.testing.joint.themes import everything, themes_of
 from paceline.testing.joint.truth import OperationResult, SimulatedBatch, SimulatedState, Truth, after
 from paceline.testing.joint.world import MODES
 from paceline.testing.simulate import table_of
+from tests.control.mutations import MUTATIONS
 
 SCHEDULES = 1_000  # `make simulate` runs a hundred thousand
 BLOCKS = 10

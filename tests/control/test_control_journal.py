@@ -10,10 +10,11 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.control.journal.folder import LOCK_FILE, FolderLock, FolderRefused, prepare, refuse_network, type_of_mount
-from paceline.control.journal.journal import Happening, Journal, JournalError, MemberState
+from paceline.control.journal.journal import Happening, Journal, JournalError, MemberRow
 from paceline.control.journal.reader import RunReader
 from paceline.control.leases.lease_set import LeaseSet
 from paceline.control.leases.messages import LeaseReport, rows_of_begun
@@ -139,11 +140,11 @@ def test_only_a_new_founding_does_an_operation_again(tmp_path: Path) -> None:
 
 def test_members_keep_the_time_they_joined(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    state = MemberState("m1", "agent", 7, "here", 0, 1, "ready", "", "", 0, -1, 0.0, 0.0)
+    state = MemberRow("m1", "agent", 7, "here", 0, 1, "ready", "", "", 0, -1, 0.0, 0.0)
     journal.record(members=[state], run={"name": "a run", "started": "5.5", "fact/batch": "32"})
     with RunReader(tmp_path) as reader:
         (before,) = reader.members()
-        journal.record(members=[state._replace(phase="active", samples_per_s=100.0)])
+        journal.record(members=[msgspec.structs.replace(state, phase="active", samples_per_s=100.0)])
         (after,) = reader.members()
         assert (after.joined, after.phase, after.samples_per_s) == (before.joined, "active", 100.0)
         status = reader.status()
@@ -153,13 +154,13 @@ def test_members_keep_the_time_they_joined(tmp_path: Path) -> None:
 
 def test_members_have_a_role_and_servers_what_they_hold(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    worker = MemberState("m1", "agent", 7, "here", 0, 1, "active", "", "", 1, 5)
-    server = MemberState("s1", "agent", 8, "here", -1, 0, "ready", "", "", 0, -1, role="server")
+    worker = MemberRow("m1", "agent", 7, "here", 0, 1, "active", "", "", 1, 5)
+    server = MemberRow("s1", "agent", 8, "here", -1, 0, "ready", "", "", 0, -1, role="server")
     journal.commit({}, [Happening(1, "joined", "s1", "process 8 on here")], members=[server])
     with RunReader(tmp_path) as reader:
         (row,) = reader.members()
         assert (row.member, row.is_server, row.ranges) == ("s1", True, 0)
-        holding = server._replace(ranges=5, backups=4, arriving=3, num_keys=2, num_bytes=1, busy=0.5)
+        holding = msgspec.structs.replace(server, ranges=5, backups=4, arriving=3, num_keys=2, num_bytes=1, busy=0.5)
         journal.record(members=[worker, holding])
         rows = {row.member: row for row in reader.members()}
         assert not rows["m1"].is_server

@@ -10,9 +10,10 @@ from paceline.control.machines.coordinator import Coordinator
 from paceline.control.machines.coordinator_events import RunSettings, Tick
 from paceline.control.machines.roster import Fate
 from paceline.control.machines.surveys import UNREACHABLE
-from paceline.control.messages.members import Introduction, Report
+from paceline.control.messages.members import Introduction
 from paceline.control.messages.plan import Phase, Plan, PlanStart
 from paceline.wire.card import Card
+from tests.control.table import report_of
 
 PAUSE_S = 2.0
 
@@ -41,7 +42,7 @@ class LeasedRun:
         card = Card(member, "worker", f"host of {member}", ("", 0), "", b"", False, ())
         introduction = Introduction(card, ord(member), card.host, "", leased=True)
         self.now += 0.01
-        self.machine.handle(Report(member, number, 1, introduction=introduction, **fields), self.now)
+        self.machine.handle(report_of(member, number, 1, introduction=introduction, **fields), self.now)
 
     def works(self, member: str, **fields: Any) -> None:
         """In the plan in force, and between two leases."""

@@ -15,7 +15,7 @@ from paceline.server.errand import ORPHAN_TRIES, Errand
 from paceline.server.keeper import RangeKeeper
 from paceline.server.messages import ApplyLease, Forward
 from paceline.testing.joint import Violation, World
-from paceline.testing.joint.mutations import SOUND, Mutation
+from paceline.testing.joint.mutation import SOUND, Mutation
 from paceline.testing.joint.workers import SimulatedWorker
 
 PLACES = ("abc", "bc")  # of the workers: with some on the host that is lost, or none

@@ -6,17 +6,18 @@ from typing import Any
 
 import msgspec
 
-from paceline.control.journal.journal import MemberState
+from paceline.control.journal.journal import MemberRow
 from paceline.control.journal.recorder import states_of
 from paceline.control.machines.agents import Starting
 from paceline.control.machines.coordinator import Coordinator
 from paceline.control.machines.coordinator_events import Note, RunSettings
 from paceline.control.machines.placement_news import PlacementNews
 from paceline.control.messages.agents import AgentReport, ProcessVitals
-from paceline.control.messages.members import Introduction, Report, Serving
+from paceline.control.messages.members import Introduction, Serving
 from paceline.control.messages.plan import Phase
 from paceline.placement.placement import Placement, Replica, Replicas
 from paceline.wire.card import Card
+from tests.control.table import report_of
 
 
 def card(member: str, role: str = "server") -> Card:
@@ -98,11 +99,11 @@ class Table:
         self._number += 1
         ranges = (100,) * self._num_ranges if role == "worker" else ()
         introduction = Introduction(card(member, role), 1, "h", "", ranges=ranges)
-        report = Report(member, self._number, 1, phase, introduction=introduction, **fields)
+        report = report_of(member, self._number, 1, phase, introduction=introduction, **fields)
         actions = self.machine.handle(report, 0.01 * self._number)
         self.warnings += [one.text for one in actions if isinstance(one, Note) and one.kind == "warning"]
 
-    def states(self) -> dict[str, MemberState]:
+    def states(self) -> dict[str, MemberRow]:
         return {state.member: state for state in states_of(self.machine)}
 
 
@@ -133,7 +134,7 @@ def test_hosts_of_one_name_are_told_apart_by_their_addresses() -> None:
     table = Table()
     assert {state.host for state in table.states().values()} == {"h"}
     stranger = msgspec.structs.replace(card("x", "worker"), address=("10.0.0.2", 1))
-    table.machine.handle(Report("x", 1, 1, Phase.READY, introduction=Introduction(stranger, 1, "h", "")), 1.0)
+    table.machine.handle(report_of("x", 1, 1, Phase.READY, introduction=Introduction(stranger, 1, "h", "")), 1.0)
     hosts = {name: state.host for name, state in table.states().items()}
     assert hosts["x"] == "h (10.0.0.2)"
     assert hosts["w"] == hosts["a"] == f"h ({card('w', 'worker').address[0]})"
@@ -159,8 +160,8 @@ def test_servers_that_are_not_used_or_hold_nothing_are_told_once() -> None:
 
 def test_a_server_that_joins_a_run_without_servers_is_told() -> None:
     machine = Coordinator(RunSettings(wanted=1), 0.0)
-    machine.handle(Report("w", 1, 1, Phase.READY, introduction=Introduction(card("w", "worker"), 1, "h", "")), 0.1)
+    machine.handle(report_of("w", 1, 1, Phase.READY, introduction=Introduction(card("w", "worker"), 1, "h", "")), 0.1)
     assert machine.standing.current is not None
-    facts = Report("s", 1, 1, Phase.BUILDING, introduction=Introduction(card("s"), 2, "h", ""))
+    facts = report_of("s", 1, 1, Phase.BUILDING, introduction=Introduction(card("s"), 2, "h", ""))
     notes = [one for one in machine.handle(facts, 0.2) if isinstance(one, Note)]
     assert [one.kind for one in notes] == ["joined", "warning"]

@@ -13,7 +13,7 @@ from paceline.control.machines.surveys import UNREACHABLE
 from paceline.control.messages.plan import Phase, PlanStart
 from paceline.testing.joint import World
 from paceline.testing.joint.groups import SimulatedGroup
-from paceline.testing.joint.mutations import SOUND, Mutation
+from paceline.testing.joint.mutation import SOUND, Mutation
 from paceline.testing.joint.workers import SimulatedWorker
 
 
@@ -88,7 +88,7 @@ def test_hosts_that_stay_parted_cost_some_workers_and_not_the_run(seed: int) -> 
 class SeatsAnybody(Coordinator):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._surveys.admitted = lambda newcomers, *_: list(newcomers)  # type: ignore[method-assign]
+        self._planner._surveys.admitted = lambda newcomers, *_: list(newcomers)  # type: ignore[method-assign]
 
 
 def test_a_coordinator_that_seats_who_cannot_reach_all_is_seen() -> None:

@@ -10,9 +10,10 @@ from paceline.control.machines.coordinator import Coordinator
 from paceline.control.machines.coordinator_events import Event, Remember, RunSettings, Tell, Tick
 from paceline.control.machines.roster import Fate
 from paceline.control.machines.surveys import AGAIN_S, UNREACHABLE
-from paceline.control.messages.members import Directive, Introduction, Report, Survey
+from paceline.control.messages.members import Directive, Introduction, Survey
 from paceline.control.messages.plan import Phase
 from paceline.wire.card import Card
+from tests.control.table import report_of
 
 
 class Hosts:
@@ -36,7 +37,7 @@ class Hosts:
         number = self._numbers[member] = self._numbers.get(member, 0) + 1
         card = Card(member, "worker", member[0], (f"host-{member[0]}", 1), "", b"", False, ())
         introduction = Introduction(card, sum(map(ord, member)), member[0], "")
-        self.handle(Report(member, number, 1, introduction=introduction, **said))
+        self.handle(report_of(member, number, 1, introduction=introduction, **said))
 
     def handle(self, event: Event) -> None:
         self.now += 0.01

@@ -17,6 +17,7 @@ from paceline.control.messages.members import Introduction, Report
 from paceline.control.messages.plan import NOTHING, Phase
 from paceline.control.shell.service import TICK_S
 from paceline.wire.card import Card
+from tests.control.table import report_of
 
 HEARTBEAT_S = 0.5
 READING_S = 0.2  # within so long a coordinator that is awake has read what lies in its sockets
@@ -46,7 +47,7 @@ class Run:
         introduction = Introduction(card, ord(name), "h", "agent")
         plan, applied = (0, NOTHING) if phase is Phase.READY else (1, 5)
         joinable = self.speaking[name] % 2 == 0  # so that something is decided on every report
-        return Report(
+        return report_of(
             name,
             self.speaking[name],
             1,
@@ -159,14 +160,14 @@ def test_a_connection_that_is_made_again_after_a_pause_is_no_death() -> None:
     run.advance(2.0, awake=True)
     run.advance(run.now + 20.0, awake=False)
     run.handle([Disconnected("B")])
-    run.handle([Report("A", 999, 1, Phase.ACTIVE, plan=1, fenced=2, applied=5, broken=1, suspects=("B",))])
+    run.handle([report_of("A", 999, 1, Phase.ACTIVE, plan=1, fenced=2, applied=5, broken=1, suspects=("B",))])
     assert not run.lost()
 
 
 def test_a_coordinator_that_comes_back_gives_members_the_time_to_do_so_too() -> None:
     run = Run(0)
     run.restart()
-    run.handle([Report("A", 999, 1, Phase.ACTIVE, plan=1, fenced=2, applied=5, broken=1, suspects=("B",))])
+    run.handle([report_of("A", 999, 1, Phase.ACTIVE, plan=1, fenced=2, applied=5, broken=1, suspects=("B",))])
     assert not run.lost()  # B has not connected again yet
     for _ in range(12):
         run.now += TICK_S

@@ -26,9 +26,6 @@ class Augmented(Dataset[Any]):
         drawn = torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()], dtype=torch.float64)
         return {"index": index, "drawn": drawn, "pid": os.getpid()}
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        raise AssertionError("samples are fetched one by one")
-
 
 class Troubled(Dataset[Any]):
     """Sample 13 raises, sample 14 raises an error that has no name in another process, sample 15 kills its process."""

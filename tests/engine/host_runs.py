@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from paceline.checkpoint import Contents, find, newest_good
-from paceline.control.journal.journal import JournalError
-from paceline.control.journal.reader import MemberRow, RunReader
+from paceline.control.journal.journal import JournalError, MemberRow
+from paceline.control.journal.reader import RunReader
 from paceline.testing.netlab import Host, Netlab
 
 WAIT_S = 120.0

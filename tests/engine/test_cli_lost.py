@@ -14,7 +14,6 @@ from paceline.control.exit_codes import LOST
 from paceline.control.journal.reader import RunReader
 from paceline.control.messages import losses
 from paceline.watch import words
-from paceline.watch.summary import summarise
 from tests.engine.commands import eventually, paceline, pids_of, write_script
 
 TRAINING = """
@@ -59,7 +58,6 @@ def test_a_run_that_lost_the_last_copy_of_ranges_ends_with_a_code_of_its_own_and
         assert "paceline: the run a has ended\n" + line in command.err
         with RunReader(folder) as reader:
             assert reader.status().status == "ended"
-            assert any(text.startswith(line) for text in summarise(reader))
 
 
 @pytest.mark.parametrize("last", [7, 12], ids=["in an epoch", "at the end of an epoch"])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.control.journal.journal import JournalError
-from paceline.control.journal.reader import MemberRow, RunReader
+from paceline.control.journal.journal import JournalError, MemberRow
+from paceline.control.journal.reader import RunReader
 from paceline.control.shell.ticket import read_access
 from paceline.testing import netlab
 from paceline.testing.netlab import Netlab

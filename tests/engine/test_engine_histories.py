@@ -25,8 +25,9 @@ from paceline.engine.events import (
     StartProcess,
     StopAsked,
 )
+from paceline.engine.outcome import SupervisorStage
 from paceline.engine.slots import AgentRules
-from paceline.engine.supervisor import Supervisor, SupervisorStage
+from paceline.engine.supervisor import Supervisor
 from tests.engine.driver import KILLED
 
 

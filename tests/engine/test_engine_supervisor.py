@@ -27,8 +27,8 @@ from paceline.engine.events import (
     StopSelf,
     Suspended,
 )
+from paceline.engine.outcome import SupervisorStage
 from paceline.engine.slots import AgentRules, SlotState
-from paceline.engine.supervisor import SupervisorStage
 from tests.engine.driver import KILLED, Driver, sent, starts
 
 # -- workers ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-import msgspec
 import torch
 
 from paceline.placement import evolving
@@ -42,7 +41,7 @@ PARTITIONS = Partitions(NUM_DENSE, 4)
 NUM_RANGES = NUM_DENSE + PARTITIONS.count
 SECTION = OptimizerSettings("SGD", {"lr": 1.0})
 SPEC = TableSpec(name="t", dim=2, init="zeros", optimizer="sgd")
-SETTINGS = msgspec.Raw(msgspec.msgpack.encode(UpdateSettings((SECTION,), (TableSettings("t", {"lr": 1.0}),))))
+SETTINGS = UpdateSettings((SECTION,), (TableSettings("t", {"lr": 1.0}),))
 IDS = torch.arange(30)
 
 

@@ -27,9 +27,7 @@ SECTION = OptimizerSettings("SGD", {"lr": 0.1})
 SPEC = TableSpec(name="t", dim=2, init="zeros", optimizer="sgd")
 PARTITIONS = Partitions(2, 4)
 EVERYTHING = range(6)
-SETTINGS = msgspec.Raw(
-    msgspec.msgpack.encode(UpdateSettings((SECTION,), (TableSettings("t", {"lr": 1.0}),), ())),
-)
+SETTINGS = UpdateSettings((SECTION,), (TableSettings("t", {"lr": 1.0}),), ())
 IDS = torch.arange(40)
 
 

@@ -108,8 +108,8 @@ def test_a_second_loop_counts_the_steps_of_the_first_and_who_comes_later_finds_t
     session, model = make()
     assert loops(session, model) == [(0, 1), (0, 2), (0, 3), (4, 4), (4, 5)]
     later, model = make()
-    later._seat()
-    later._ledger.book = session._ledger.book.copy()
+    later._run.seat()
+    later._parts.ledger.book = session._parts.ledger.book.copy()
     assert loops(later, model) == []
     later.close()
     session.close()

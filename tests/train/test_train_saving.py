@@ -109,8 +109,7 @@ def test_damaged_checkpoints_are_put_aside_for_an_older_one_and_the_log_says_so(
     damage(tmp_path, newest)
     session = trained(tmp_path, 1)
     assert session.steps == 2
-    assert session._joined is not None
-    progress = session._joined.client.progress.take(True)
+    progress = session._run.joined.client.progress.take(True)
     assert progress is not None
     told = [remark.text for remark in progress.lines if "put aside" in remark.text]
     assert len(told) == 1

@@ -206,17 +206,17 @@ def test_what_the_script_does_with_results_is_its_own_affair(make: Make) -> None
     session, _ = make()
     scores = session.evaluate(lambda x, y, number: {"loss": 1.0}, Numbered(10))
     scores.clear()
-    assert session._ledger.gift(whole=False)["outcome"] == {"loss": 1.0}
-    assert session._ledger.gift(whole=True)["book"]["outside"] == [{"loss": 1.0}]
+    assert session._parts.ledger.gift(whole=False)["outcome"] == {"loss": 1.0}
+    assert session._parts.ledger.gift(whole=True)["book"]["outside"] == [{"loss": 1.0}]
 
 
 def test_alone_a_gradient_that_is_not_finite_stops(make: Make) -> None:
     session, loss_fn = make()
     batch = next(iter(next(session.epochs(1))))
-    before = session._ledger.gift(whole=True)["update"]["model"]["weight"].clone()
+    before = session._parts.ledger.gift(whole=True)["update"]["model"]["weight"].clone()
     with pytest.raises(NonFiniteGradient, match="the gradient of bias"):
         session.step(lambda *one: loss_fn(*one) * float("nan"), batch)
-    assert torch.equal(before, session._ledger.gift(whole=True)["update"]["model"]["weight"])
+    assert torch.equal(before, session._parts.ledger.gift(whole=True)["update"]["model"]["weight"])
 
 
 def test_alone_it_resumes_where_it_says_so(tmp_path: Path, make: Make) -> None:
@@ -243,8 +243,8 @@ def test_who_comes_after_the_decision_to_stop_early_leaves_the_loop_too(make: Ma
     session, loss_fn = make()
     stop_after_two(session, loss_fn)
     later, loss_fn = make()
-    later._seat()
-    later._ledger.book = session._ledger.book.copy()
+    later._run.seat()
+    later._parts.ledger.book = session._parts.ledger.book.copy()
     stop_after_two(later, loss_fn)
     assert later.steps == session.steps == 6
     assert [epoch.number for epoch in itertools.islice(later.epochs(5), 1)] == [5], "the next loop is another one"
@@ -276,7 +276,7 @@ def test_a_score_keeps_the_best_model_and_stops_nothing(tmp_path: Path, make: Ma
         for batch in epoch:
             session.step(loss_fn, batch)
         answers.append(session.score(score, mode="max"))
-        weights.append(session._ledger.gift(whole=True)["update"]["model"]["weight"].clone())
+        weights.append(session._parts.ledger.gift(whole=True)["update"]["model"]["weight"].clone())
     session.close()
     assert answers == [True, True, False]
     assert session.steps == 9
@@ -329,7 +329,7 @@ def test_results_after_the_loop_are_computed_again_when_the_loop_went_on(tmp_pat
 
     def run(epochs: int) -> list[float]:
         session, loss_fn = make(checkpoints=folder)
-        weight = session._model.state_dict()["weight"]
+        weight = session._parts.model.state_dict()["weight"]
 
         def validate(*_: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"norm": weight.norm()}

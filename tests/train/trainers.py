@@ -25,7 +25,7 @@ from paceline.control.messages.progress import ProgressKeeper
 from paceline.data.order import Orders
 from paceline.testing.rehearsal import say
 from paceline.train import transfer
-from paceline.train.headers import Headers
+from paceline.train.loops.steps import Step
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
@@ -96,17 +96,18 @@ def train_with_held_transfers(go_on: str, *arguments: Any) -> dict[str, Any]:
 def train_with_a_laggard(go_on: str, *arguments: Any) -> dict[str, Any]:
     """In operation 5 the main worker sees the reduction complete, as the others do; then it waits, and goes on when it
     has heard that its plan is over, so that the operation counts for the others only."""
-    outcome = Headers.outcome
+    attempt = Step.attempt
 
-    def late(headers: Headers, place: Any, *others: Any) -> Any:
+    def late(step: Step, place: Any) -> Any:
+        rows = attempt(step, place)
         if place.operation == 5 and place.rank == 0 and not os.path.exists(go_on):
             say(("behind", place.operation))
             ends_at = time.monotonic() + 30.0
-            while headers._join().client.look(lambda machine: machine.plan) and time.monotonic() < ends_at:
+            while step._loop._joined.client.look(lambda machine: machine.plan) and time.monotonic() < ends_at:
                 time.sleep(0.001)
-        return outcome(headers, place, *others)
+        return rows
 
-    Headers.outcome = late  # type: ignore[method-assign, assignment]
+    Step.attempt = late  # type: ignore[method-assign, assignment]
     return train(*arguments)
 
 
@@ -138,7 +139,7 @@ def train_unheard_until_a_checkpoint(founder: str, *arguments: Any) -> dict[str,
         is_first = False
 
     def in_body(session: Session) -> None:
-        if is_first and session._saver.newest_name() > NOTHING:
+        if is_first and session._parts.saver.newest_name() > NOTHING:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return train(*arguments, in_body=in_body, checkpoints=Checkpoints(every_s=None, every_steps=20))

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.control.journal import journal as journals
-from paceline.control.journal.journal import Happening, Journal, MemberState
+from paceline.control.journal.journal import Happening, Journal, MemberRow
 from paceline.control.journal.reader import EventRow, PlanRow, StepRecord
 from paceline.control.messages.plan import Plan, PlanStart, Seat
 from paceline.control.messages.progress import MetricRow, StepRow
@@ -55,14 +56,14 @@ class Writer:
         """It is among the members as soon as one can read that it joined."""
         self.journal.commit({}, [Happening(1, "joined", name, text)], members=[self._state(name, -1, "ready", "", "")])
 
-    def _state(self, name: str, rank: int, phase: str, fate: str, reason: str) -> MemberState:
-        return MemberState(
+    def _state(self, name: str, rank: int, phase: str, fate: str, reason: str) -> MemberRow:
+        return MemberRow(
             name, "agent", 4711, "lab-1", rank, 16, phase, fate, reason, self.generation, self.operation, 120.0, 0.25
         )
 
     def server(self, name: str, **fields: Any) -> None:
         """One that serves 8 ranges, unless the fields of its state say otherwise."""
-        state = MemberState(
+        state = MemberRow(
             *(name, "agent", 4712, "lab-1", -1, 0, "serving", "", "", 0, -1),
             role="server",
             ranges=8,
@@ -70,7 +71,7 @@ class Writer:
             num_bytes=170_000_000,
             busy=0.35,
         )
-        self.journal.record(members=[state._replace(**fields)])
+        self.journal.record(members=[msgspec.structs.replace(state, **fields)])
 
     def steps(self, epoch: int, batches: tuple[tuple[int, int], ...] = EPOCH, loss: float = 0.5) -> None:
         """A step a second."""

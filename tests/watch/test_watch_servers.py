@@ -16,8 +16,7 @@ from paceline.watch.follower import Follower
 from paceline.watch.lines import progress_line
 from paceline.watch.look import Look, look_at
 from paceline.watch.servers import in_one_line, staleness_of
-from paceline.watch.summary import summarise
-from tests.watch.samples import START, Writer, a_whole_run, writing
+from tests.watch.samples import START, Writer, writing
 from tests.watch.screens import drawn, watching
 
 WORKER, FIRST, SECOND = "aaaaaaaaaaaaaaaa", "cccccccccccccccc", "dddddddddddddddd"
@@ -117,21 +116,6 @@ def test_events_name_workers_and_servers(tmp_path: Path, plain: bool) -> None:
         writer.server(SECOND, arriving=2)
         writer.steps(1)
         shown.see("2 servers, 1.2 M keys, 340 MB, 35% busy, moving 2 ranges")
-
-
-def test_the_end_counts_workers_and_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(tmp_path, monkeypatch) as writer:
-        a_whole_run(writer)
-        reason = "all members reached the end"
-        writer.server(FIRST, fate="released", reason=reason)
-        writer.server(SECOND, fate="released", reason="left the run")
-        writer.server("eeeeeeeeeeeeeeee", fate="dead", reason="killed")
-        writer.event("dead", "eeeeeeeeeeeeeeee", "killed")
-        writer.say("ended", reason, ended=str(START + 75))
-        with RunReader(tmp_path) as reader:
-            lines = summarise(reader)
-    assert "members: 2 workers and 3 servers took part, 1 left before the end, 2 lost" in lines
-    assert sum("killed)" in line for line in lines) == 0, "the loss of a server is no outage"
 
 
 def test_staleness_is_told_by_how_many_updates_came_between() -> None:

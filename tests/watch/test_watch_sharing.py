@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.control.journal.journal import MemberState
+from paceline.control.journal.journal import MemberRow
 from paceline.control.journal.reader import RunReader
 from paceline.watch import status
 from tests.watch.samples import Writer, a_whole_run, writing
@@ -19,7 +19,7 @@ SHORT = "16:16 became 21:11: bbbbbbbb takes 61 ms for 16 samples, aaaaaaaa 32 ms
 
 def crowd(writer: Writer, starved: float, count: int, fate: str = "") -> None:
     for rank in range(count):
-        state = MemberState(
+        state = MemberRow(
             *(f"{rank:016x}", "agent", 100 + rank, "lab-7", rank, 16, "active", fate, "", 1, 1),
             samples_per_s=100.0,
             step_s=0.1,

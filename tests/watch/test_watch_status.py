@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,11 @@ import msgspec
 import pytest
 
 from paceline.control.journal.folder import LOCK_FILE
-from paceline.control.journal.journal import JournalError
 from paceline.control.journal.labels import LABELS_FILE
 from paceline.control.journal.reader import STARTING, RunReader, StepRecord
 from paceline.control.messages.plan import PlanStart
 from paceline.watch import status
 from paceline.watch.look import QUIET_S, look_at, speed
-from paceline.watch.summary import summarise
 from tests.watch.samples import EPOCH, START, Writer, a_whole_run, step, writing
 from tests.watch.screens import drawn
 
@@ -157,21 +154,6 @@ def test_very_many_members_are_counted_not_listed(tmp_path: Path) -> None:
     assert text.count("lab-1") == 20
 
 
-def test_a_folder_without_a_run_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=r"there is no folder .*/nowhere; give the folder of a run"):
-        status.open_run(tmp_path / "nowhere")
-    with pytest.raises(JournalError, match=r"it has no run\.db; give the folder of a run, or start one"):
-        status.open_run(tmp_path)
-    (tmp_path / "digits").mkdir()
-    with writing(tmp_path / "digits") as writer:
-        writer.say("gathering")
-    with pytest.raises(JournalError, match=r"give one of the runs in it: .*/digits"):
-        status.open_run(tmp_path)
-    with status.open_run(tmp_path / "digits") as reader:
-        assert status.as_json(reader)["run"]["state"] == "gathering"
-        assert status.as_json(reader)["run"]["elapsed_s"] == pytest.approx(time.time() - START, abs=60)
-
-
 def test_a_last_state_that_is_not_saved_is_shown_until_the_run_goes_on(tmp_path: Path) -> None:
     with writing(tmp_path) as writer:
         ended(writer)
@@ -179,7 +161,6 @@ def test_a_last_state_that_is_not_saved_is_shown_until_the_run_goes_on(tmp_path:
         with RunReader(tmp_path) as reader:
             assert status.as_json(reader)["run"]["not_saved"] == "the state after operation 8 is in no checkpoint"
             assert "\nnot saved: the state after operation 8 is in no checkpoint" in drawn(reader)
-            assert "not saved: the state after operation 8 is in no checkpoint" in summarise(reader)
         writer.plan("aaaaaaaaaaaaaaaa", start=PlanStart.FOUND, base=4)
         with RunReader(tmp_path) as reader:
             assert status.as_json(reader)["run"]["not_saved"] is None

@@ -97,9 +97,7 @@ def _load_of(plan: Plan, request: ServerRequest) -> Parcel:
 
 
 _SGD = OptimizerSettings("SGD", {"lr": LEARNING_RATE})
-_SETTINGS = msgspec.Raw(
-    msgspec.msgpack.encode(UpdateSettings((_SGD,), (TableSettings(_TABLE, {"lr": LEARNING_RATE}),)))
-)
+_SETTINGS = UpdateSettings((_SGD,), (TableSettings(_TABLE, {"lr": LEARNING_RATE}),))
 
 
 class _Dense:

@@ -71,22 +71,26 @@ def check_same(name: str, tensor: torch.Tensor, other_name: str, other: torch.Te
         )
 
 
-def check_only_at_root(
+def given_at_root(
     name: str,
     tensors: Sequence[torch.Tensor] | None,
+    own: tuple[str, torch.Tensor],
     root: int,
     rank: int,
     size: int,
-    dtype: torch.dtype,
     *,
     writes: bool,
-) -> None:
-    if rank == root:
-        if tensors is None:
-            raise ValueError(f"the root (rank {root}) must give {name}, one tensor for each rank")
-        check_list(name, tensors, size, dtype, writes=writes)
-    elif tensors is not None:
-        raise ValueError(f"rank {rank} is not the root (rank {root}) and must give {name}=None")
+) -> list[torch.Tensor]:
+    """What the root gives, one for each rank, its own among them; nothing on the others."""
+    if rank != root:
+        if tensors is not None:
+            raise ValueError(f"rank {rank} is not the root (rank {root}) and must give {name}=None")
+        return []
+    if tensors is None:
+        raise ValueError(f"the root (rank {root}) must give {name}, one tensor for each rank")
+    check_list(name, tensors, size, own[1].dtype, writes=writes)
+    check_same(f"{name}[root]", tensors[root], *own)
+    return list(tensors)
 
 
 def as_flat(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -66,3 +66,12 @@ def bounds(num_elements: int, num_parts: int) -> list[tuple[int, int]]:
 def spans(start: int, stop: int, step: int) -> list[tuple[int, int]]:
     """Cut [start, stop) into spans of `step`, the last one shorter."""
     return [(low, min(low + step, stop)) for low in range(start, stop, step)]
+
+
+def into(outputs: Sequence[torch.Tensor]) -> Sink:
+    """Keeps what comes from each rank in its tensor."""
+
+    def keep(source: int, start: int, chunk: torch.Tensor) -> None:
+        outputs[source][start : start + chunk.numel()].copy_(chunk)
+
+    return keep

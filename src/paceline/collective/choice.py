@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from paceline.wire.card import Card
+
 Points = tuple[tuple[int, float], ...]
 
 
@@ -33,6 +35,14 @@ class CostModel(msgspec.Struct, frozen=True):
     def choose(self, num_bytes: int) -> str:
         """The fastest, by name where two are equal."""
         return min(self.points, key=lambda algorithm: (self.predict_s(algorithm, num_bytes), algorithm))
+
+
+def hosts_of(cards: Sequence[Card]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each host, hosts by their first rank."""
+    hosts: dict[str, list[int]] = {}
+    for rank, card in enumerate(cards):
+        hosts.setdefault(card.host, []).append(rank)
+    return tuple(tuple(ranks) for ranks in hosts.values())
 
 
 def candidates(hosts: Sequence[Sequence[int]]) -> tuple[str, ...]:

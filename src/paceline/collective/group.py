@@ -19,30 +19,23 @@ by a member that wakes late: do not fill them again before its end is certain; t
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from paceline.collective import arguments, ring, succession, tree
-from paceline.collective.agreement import Course, agreed, decode_model, encode_model, fits, word_of
-from paceline.collective.arguments import as_flat, flat, flat_all, put
-from paceline.collective.base import Operation, Path, Sink
-from paceline.collective.choice import CostModel, candidates, possible
-from paceline.collective.direct import Direct
+from paceline.collective import arguments, succession
+from paceline.collective.arguments import flat, flat_all, put
+from paceline.collective.base import Operation, Path, Sink, into
+from paceline.collective.choice import CostModel, hosts_of
 from paceline.collective.forming import Cancellation, Parts, assemble
-from paceline.collective.hierarchical import Hierarchical
 from paceline.collective.lane import Handle, Receiving
 from paceline.collective.linked import LinkPath
 from paceline.collective.messages import Messages
-from paceline.collective.probe import probe
-from paceline.collective.reductions import Reduction, find
+from paceline.collective.reducing import AllReducer
+from paceline.collective.reductions import find
 from paceline.collective.sequencer import Key, Sequencer
 from paceline.collective.shared import SharedPath
-from paceline.collective.signature import AGREE, PROBE, SHOW, chosen
 from paceline.collective.succession import Describe
 from paceline.errors import GroupError
 from paceline.wire.card import Card
@@ -53,11 +46,6 @@ from paceline.wire.memory import SharedMemory
 
 DEFAULT_TIMEOUT_S = 300.0
 FORMING_S = 60.0
-_MAX_CACHED = 1024
-
-Synchronous = Callable[[Operation, torch.Tensor, Reduction], None]
-# What to combine by, how to move it, and the key that the operation is signed with: it names what `auto` chose.
-Reducer = tuple[Reduction, Synchronous, tuple[Any, ...]]
 
 
 class Group:
@@ -73,24 +61,15 @@ class Group:
         self.cards = parts.cards
         self.timeout_s = timeout_s
         self.hosts = hosts_of(parts.cards)
-        self.model = CostModel({candidates(self.hosts)[0]: ((1, 0.0),)})
         self._sequencer = Sequencer(parts.health, timeout_s=timeout_s)
         self._operate = self._sequencer.operate
         self._messages = Messages(parts.health, parts.mailbox)
-        on_one_host = len(self.hosts) == 1
-        self._path: Path = SharedPath(parts.local) if on_one_host else LinkPath(parts.links)
-        self._algorithms: dict[str, Synchronous] = {
-            "ring": functools.partial(ring.all_reduce, parts.links),
-            "tree": functools.partial(tree.all_reduce, parts.links),
-            "hierarchical": Hierarchical(parts.links, parts.local, parts.arena, self.hosts).all_reduce,
-        }
-        if on_one_host:
-            self._algorithms["direct"] = Direct(parts.local, parts.arena).all_reduce
+        self._path: Path = SharedPath(parts.local) if len(self.hosts) == 1 else LinkPath(parts.links)
+        self._reducer = AllReducer(parts, self.hosts, self._path, self._operate)
         # Called with the id of a member on this host that died, on a thread of its own.
         self.on_death: Callable[[str], None] | None = None
         parts.local.watch_lifelines(self._lose)
-        self._num_followers: Counter[str] = Counter()
-        self._reducers: dict[tuple[Any, ...], Reducer] = {}
+        self._num_followers: Counter[tuple[str, ...]] = Counter()
 
     @classmethod
     def form(
@@ -122,7 +101,7 @@ class Group:
         parts = assemble(endpoint, cards, rank, name, deadline, witness, cancellation, reserve_bytes, memory)
         group = cls(parts, timeout_s=timeout_s, ephemeral=ephemeral)
         try:
-            group._settle_model(model, deadline)
+            group._reducer.settle_model(model, deadline)
         except BaseException:
             group._close(formed=False)
             raise
@@ -137,22 +116,9 @@ class Group:
             )
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
             raise ValueError(f"{list(ranks)} are not distinct ranks of 0..{self.size - 1}")
-        cards = [self.cards[rank] for rank in ranks]
-        # The same name on all these members, without a word between them, and another for each group that they form.
-        members = hashlib.sha256(",".join(card.member for card in cards).encode()).hexdigest()[:8]
-        base, _, generation = self.name.partition("~")
-        number = int(generation.partition(".")[0] or 0) + 1
-        following = Group.form(
-            self._parts.endpoint,
-            cards,
-            list(ranks).index(self.rank),
-            name=f"{base}~{number}.{members}.{self._num_followers[members]}",
-            timeout_s=self.timeout_s,
-            forming_s=forming_s,
-            model=self.model,
-            ephemeral=self._ephemeral,
-            after=self,
-        )
+        members = tuple(self.cards[rank].member for rank in ranks)
+        name = succession.name_of_next(self.name, members, self._num_followers[members])
+        following = self._form_next(ranks, name, self.timeout_s, forming_s)
         self._num_followers[members] += 1
         return following
 
@@ -166,19 +132,27 @@ class Group:
         deadline = Deadline(forming_s, "regroup")
 
         def form(ranks: Sequence[int], name: str) -> Group:
-            return Group.form(
-                self._parts.endpoint,
-                [self.cards[rank] for rank in ranks],
-                list(ranks).index(self.rank),
-                name=name,
-                timeout_s=timeout_s,
-                forming_s=max(0.001, deadline.remaining_s()),
-                model=self.model,
-                ephemeral=self._ephemeral,
-                after=self,
-            )
+            return self._form_next(ranks, name, timeout_s, max(0.001, deadline.remaining_s()))
 
         return succession.succeed(self._parts, form, make_word, describe, deadline)
+
+    def _form_next(self, ranks: Sequence[int], name: str, timeout_s: float, forming_s: float) -> Group:
+        return Group.form(
+            self._parts.endpoint,
+            [self.cards[rank] for rank in ranks],
+            list(ranks).index(self.rank),
+            name=name,
+            timeout_s=timeout_s,
+            forming_s=forming_s,
+            model=self.model,
+            ephemeral=self._ephemeral,
+            after=self,
+        )
+
+    @property
+    def model(self) -> CostModel:
+        """By which `auto` chooses."""
+        return self._reducer.model
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long operations called from now on may take."""
@@ -199,7 +173,7 @@ class Group:
         """Every member's tensor becomes the reduction of all, the same bits on each."""
         arguments.check_tensor("tensor", tensor)
         key = ("all_reduce", op, tensor.dtype, tensor.shape, -1, algorithm, ())
-        return self._all_reduce(key, tensor, async_op, timeout_s)
+        return self._reducer.all_reduce(key, tensor, async_op, timeout_s)
 
     def reduce(
         self,
@@ -303,10 +277,8 @@ class Group:
         """On the root, outputs[r] becomes the tensor of rank r; the others give None. Ranks may differ in size."""
         arguments.check_tensor("tensor", tensor)
         arguments.check_rank("root", root, self.size)
-        arguments.check_only_at_root("outputs", outputs, root, self.rank, self.size, tensor.dtype, writes=True)
-        receivers = list(outputs or ())
-        if receivers:
-            arguments.check_same("outputs[root]", receivers[root], "tensor", tensor)
+        own = ("tensor", tensor)
+        receivers = arguments.given_at_root("outputs", outputs, own, root, self.rank, self.size, writes=True)
 
         def body(operation: Operation) -> None:
             with flat(tensor, writes=False) as mine, flat_all(receivers) as pieces:
@@ -314,7 +286,7 @@ class Group:
                     put(mine, pieces[root])
                 nothing = mine[:0]
                 sends = [mine if rank == root and self.rank != root else nothing for rank in range(self.size)]
-                self._exchange(operation, sends, [piece.numel() for piece in pieces] or [0] * self.size, _into(pieces))
+                self._exchange(operation, sends, [piece.numel() for piece in pieces] or [0] * self.size, into(pieces))
 
         return self._operate(Key("gather", "", tensor.dtype, (), root), body, async_op, timeout_s)
 
@@ -330,17 +302,15 @@ class Group:
         """`output` becomes the root's inputs[rank]; the others give None. Ranks may differ in size."""
         arguments.check_tensor("output", output)
         arguments.check_rank("root", root, self.size)
-        arguments.check_only_at_root("inputs", inputs, root, self.rank, self.size, output.dtype, writes=False)
-        senders = list(inputs or ())
-        if senders:
-            arguments.check_same("inputs[root]", senders[root], "output", output)
+        own = ("output", output)
+        senders = arguments.given_at_root("inputs", inputs, own, root, self.rank, self.size, writes=False)
 
         def body(operation: Operation) -> None:
             with flat(output) as mine, flat_all(senders, writes=False) as pieces:
                 if pieces:
                     put(pieces[root], mine)
                 receives = [mine.numel() if rank == root and self.rank != root else 0 for rank in range(self.size)]
-                self._exchange(operation, pieces or [mine[:0]] * self.size, receives, _into([mine] * self.size))
+                self._exchange(operation, pieces or [mine[:0]] * self.size, receives, into([mine] * self.size))
 
         return self._operate(Key("scatter", "", output.dtype, (), root), body, async_op, timeout_s)
 
@@ -360,7 +330,7 @@ class Group:
         def body(operation: Operation) -> None:
             with flat_all(outputs) as receivers, flat_all(inputs, writes=False) as senders:
                 put(senders[self.rank], receivers[self.rank])
-                self._exchange(operation, senders, [piece.numel() for piece in receivers], _into(receivers))
+                self._exchange(operation, senders, [piece.numel() for piece in receivers], into(receivers))
 
         return self._operate(Key("all_to_all", "", inputs[0].dtype, (), -1), body, async_op, timeout_s)
 
@@ -471,93 +441,8 @@ class Group:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _settle_model(self, model: CostModel | None, deadline: Deadline) -> None:
-        """Come to a cost model that all members have, as `agreement` says; returns when all of them are here."""
-        names = candidates(self.hosts)
-        if len(names) == 1:
-            self.barrier(timeout_s=_left_s(deadline))
-            return
-        own = model if model is not None and fits(model, names) else None
-        encoded = encode_model(own) if own is not None else None
-        word = torch.tensor(word_of(self.rank, self.size, encoded), dtype=torch.int64)
-        self._all_reduce((AGREE, "max", word.dtype, word.shape, -1, "tree", ()), word, False, _left_s(deadline))
-        course, source, num_bytes = agreed(word.tolist(), self.size)
-        if course is Course.PROBE:
-            self.model = probe(functools.partial(self._probe_once, deadline), self.empty, names)
-        elif course is Course.TAKE:
-            shown = torch.zeros(num_bytes, dtype=torch.uint8)
-            if source == self.rank and encoded is not None:
-                shown.copy_(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
-            key = Key(SHOW, "", shown.dtype, shown.shape, source)
-            self._operate(key, lambda run: self._path.broadcast(run, shown, source), False, _left_s(deadline))
-            self.model = decode_model(shown.numpy().tobytes(), names)
-        elif own is not None:
-            self.model = own
-
-    def _probe_once(self, deadline: Deadline, tensor: torch.Tensor, op: str, algorithm: str) -> None:
-        self._all_reduce((PROBE, op, tensor.dtype, tensor.shape, -1, algorithm, ()), tensor, False, _left_s(deadline))
-
-    def _all_reduce(
-        self, key: tuple[Any, ...], tensor: torch.Tensor, async_op: bool, timeout_s: float | None
-    ) -> Handle:
-        reduction, reduce, signed = self._reducers.get(key) or self._choose_reducer(key, tensor)
-
-        def body(operation: Operation) -> None:
-            if (data := as_flat(tensor)) is not None:
-                reduce(operation, data, reduction)
-            else:
-                with flat(tensor) as copy:
-                    reduce(operation, copy, reduction)
-
-        return self._operate(signed, body, async_op, timeout_s)
-
-    def _choose_reducer(self, key: tuple[Any, ...], tensor: torch.Tensor) -> Reducer:
-        """How to reduce tensors like this one; looked up once for each type, shape, reduction and algorithm."""
-        _, op, dtype, _, _, algorithm, _ = key
-        reduction = find(op, dtype)
-        if algorithm != "auto" and algorithm not in self._algorithms:
-            raise ValueError(
-                f"algorithm {algorithm!r} does not work for {len(self.hosts)} host(s); "
-                f"choose auto or one of: {', '.join(possible(self.hosts))}"
-            )
-        name, signed = algorithm, key
-        if algorithm == "auto":
-            name = self.model.choose(tensor.nbytes)
-            signed = (*key[:5], chosen(name), key[6])
-        reduce = self._algorithms[name]
-        if self.size == 1 or tensor.numel() == 0:
-            reduce = self._meet_only
-        if len(self._reducers) >= _MAX_CACHED:
-            self._reducers.clear()
-        found = self._reducers[key] = (reduction, reduce, signed)
-        return found
-
-    def _meet_only(self, operation: Operation, _: torch.Tensor, __: Reduction) -> None:
-        """Nothing to reduce; but whoever has something else in mind is found out."""
-        if self.size > 1:
-            self._path.barrier(operation)
-
     def _exchange(
         self, operation: Operation, sends: Sequence[torch.Tensor], receives: Sequence[int], sink: Sink
     ) -> None:
         if self.size > 1:
             self._path.exchange(operation, sends, receives, sink)
-
-
-def hosts_of(cards: Sequence[Card]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each host, hosts by their first rank."""
-    hosts: dict[str, list[int]] = {}
-    for rank, card in enumerate(cards):
-        hosts.setdefault(card.host, []).append(rank)
-    return tuple(tuple(ranks) for ranks in hosts.values())
-
-
-def _left_s(deadline: Deadline) -> float:
-    return max(0.001, deadline.remaining_s())
-
-
-def _into(outputs: Sequence[torch.Tensor]) -> Sink:
-    def keep(source: int, start: int, chunk: torch.Tensor) -> None:
-        outputs[source][start : start + chunk.numel()].copy_(chunk)
-
-    return keep

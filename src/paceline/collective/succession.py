@@ -23,6 +23,7 @@ is left behind.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -268,3 +269,11 @@ class _Leader:
     def _forget(self, rank: int) -> None:
         self._came.pop(rank).close()
         self._left.add(rank)
+
+
+def name_of_next(name: str, members: Sequence[str], count: int) -> str:
+    """Of a group after the one of this name: the same on all its members, without a word between them, and another for
+    each of the groups that they form."""
+    digest = hashlib.sha256(",".join(members).encode()).hexdigest()[:8]
+    base, _, generation = name.partition("~")
+    return f"{base}~{int(generation.partition('.')[0] or 0) + 1}.{digest}.{count}"

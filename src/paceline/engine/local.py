@@ -123,13 +123,11 @@ class LocalProcess:
         return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
 
     def vitals(self) -> ProcessVitals:
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
+        stat = reaper.stat_of(self.pid)
+        if stat is None:
             return ProcessVitals("X", False)
-        ticks = int(fields[11]) + int(fields[12])
-        busy, self._cpu_ticks = ticks > self._cpu_ticks, ticks
-        return ProcessVitals(fields[0], busy)
+        busy, self._cpu_ticks = stat.cpu_ticks > self._cpu_ticks, stat.cpu_ticks
+        return ProcessVitals(stat.state, busy)
 
     def has_session(self) -> bool:
         return os.lseek(self._ticket.fileno(), 0, os.SEEK_CUR) > 0

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1
 ASKED_S = 3.0  # from asking to killing
@@ -25,20 +26,36 @@ SESSION_S = 5.0  # for a session that was killed to be empty
 _LOOK_AGAIN_S = 0.01
 
 
+class ProcessStat(NamedTuple):
+    """What the kernel says of a process; ticks are those of the clock, `start_ticks` since boot."""
+
+    state: str
+    parent: int
+    session: int
+    cpu_ticks: int
+    start_ticks: int
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state not in ("Z", "X")
+
+
+def stat_of(pid: int) -> ProcessStat | None:
+    """None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # pid (name) state parent group session ...; the name may hold spaces and brackets
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    cpu_ticks = int(fields[11]) + int(fields[12])
+    return ProcessStat(fields[0], int(fields[1]), int(fields[3]), cpu_ticks, int(fields[19]))
+
+
 def members_of(session: int) -> list[int]:
     """The living processes of a session."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    # pid (name) state parent group session ...; the name may hold spaces and brackets
-                    state, _, _, theirs = file.read().rpartition(b")")[2].split()[:4]
-            except OSError:  # it ended meanwhile
-                continue
-            if int(theirs) == session and state not in (b"Z", b"X"):
-                found.append(int(name))
-    return found
+    found = ((pid, stat_of(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
+    return [pid for pid, stat in found if stat is not None and stat.session == session and stat.is_alive]
 
 
 def kill_session(session: int) -> None:

@@ -26,10 +26,9 @@ from __future__ import annotations
 
 import math
 import signal
-from enum import Enum
 from typing import assert_never
 
-from paceline.control.exit_codes import HALTED, INCOMPLETE, REFUSED, START_AGAIN
+from paceline.control.exit_codes import HALTED, REFUSED, START_AGAIN
 from paceline.control.messages.agents import AgentDirective
 from paceline.engine.base import exit_words
 from paceline.engine.coordinator_starts import CoordinatorStarts
@@ -54,18 +53,12 @@ from paceline.engine.events import (
     StopSelf,
     Suspended,
 )
+from paceline.engine.outcome import RunEnd, SupervisorStage, outcome_of
 from paceline.engine.slot_group import SlotGroup
 from paceline.engine.slots import AgentRules, Slot, SlotState, label_of
 
+UNHEARD = "the coordinator is not heard of any more; is its host still there?"
 FINISHED = "all processes of the script have ended"  # why a run ends whose script has no session
-
-
-class SupervisorStage(Enum):
-    WORKING = "working"
-    ASKED = "asked"  # to end, by a person
-    OVER = "over"  # the coordinator says so
-    FAILING = "failing"  # found out here
-    HALTED = "halted"  # the coordinator is gone for good: workers leave what they hold on this host, and end
 
 
 class Supervisor:
@@ -148,7 +141,7 @@ class Supervisor:
         if self.outcome is None:
             match event:
                 case ProcessStarted():
-                    self._on_started(event)
+                    self.slots[event.slot].pid = event.pid
                 case NotStarted():
                     self._on_not_started(event)
                 case Opened():
@@ -160,22 +153,23 @@ class Supervisor:
                 case CoordinatorEnded():
                     self._on_coordinator_ended(event)
                 case CoordinatorLost():
-                    self._on_orphaned()
+                    if self.stage is SupervisorStage.WORKING:
+                        self._fail(None, UNHEARD)
                 case StopAsked():
                     self._on_asked(event)
                 case Suspended():
-                    self._on_suspended()
+                    self._send_all(signal.SIGSTOP)
+                    self._signal_coordinator(signal.SIGSTOP)
+                    self._do(StopSelf())
                 case Resumed():
-                    self._on_resumed()
+                    self._signal_coordinator(signal.SIGCONT)
+                    self._send_all(signal.SIGCONT)
                 case AgentTick():
-                    self._on_tick()
+                    pass  # time alone has passed; `_decide` looks at it
                 case _:
                     assert_never(event)
             self._decide()
         return self._actions
-
-    def _on_started(self, event: ProcessStarted) -> None:
-        self.slots[event.slot].pid = event.pid
 
     def _on_not_started(self, event: NotStarted) -> None:
         slot = self.slots[event.slot]
@@ -203,7 +197,7 @@ class Supervisor:
         if slot.num_starts == 1 and code > 0 and code != START_AGAIN and lived_s < self.rules.settled_s:
             slot.first_failed = True
         if code == HALTED and self.stage is SupervisorStage.WORKING and (self.is_spent or not slot.is_server):
-            self._halt_here("the coordinator is not heard of any more; is its host still there?")
+            self._halt_here(UNHEARD)
         if self.stage is not SupervisorStage.WORKING or code == 0 or slot.kill_at is not None or slot.lost:
             slot.state = SlotState.FINAL
         elif slot.is_server:
@@ -289,10 +283,6 @@ class Supervisor:
         self._halt_here(reason)
         self._workers.send_all(signal.SIGTERM)
 
-    def _on_orphaned(self) -> None:
-        if self.stage is SupervisorStage.WORKING:
-            self._fail(None, "the coordinator is not heard of any more; is its host still there?")
-
     def _on_asked(self, event: StopAsked) -> None:
         if self._now < self._asked_at + self.rules.together_s:
             return
@@ -318,8 +308,7 @@ class Supervisor:
     def _ask_politely(self, number: int) -> None:
         if not self.rules.owns_coordinator:
             self._do(PrintLine("leaving the run after this step; Ctrl-C again to kill"))
-            for group in self._slot_groups:
-                group.send_all(signal.SIGTERM)
+            self._send_all(signal.SIGTERM)
         elif self._sessions and self.stage is SupervisorStage.ASKED:
             self._do(PrintLine("stopping after this step; Ctrl-C again to kill"))
             self._halt("a person asked for the end")
@@ -327,21 +316,13 @@ class Supervisor:
             self._do(PrintLine("stopping; Ctrl-C again to kill"))
             self._workers.send_all(number)  # servers end when the script has
 
-    def _on_suspended(self) -> None:
+    def _send_all(self, number: int) -> None:
         for group in self._slot_groups:
-            group.send_all(signal.SIGSTOP)
-        if self._coordinator_runs:
-            self._do(SignalCoordinator(signal.SIGSTOP))
-        self._do(StopSelf())
+            group.send_all(number)
 
-    def _on_resumed(self) -> None:
+    def _signal_coordinator(self, number: int) -> None:
         if self._coordinator_runs:
-            self._do(SignalCoordinator(signal.SIGCONT))
-        for group in self._slot_groups:
-            group.send_all(signal.SIGCONT)
-
-    def _on_tick(self) -> None:
-        """Time alone has passed; `_decide` looks at it."""
+            self._do(SignalCoordinator(number))
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -446,57 +427,24 @@ class Supervisor:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        if self._asked:
-            self.outcome = RunOutcome(RunResult.INTERRUPTED, 128 + self._asked[0], reason=self._reason)
-        elif self._verdict == "failed" and self.stage is SupervisorStage.OVER:
-            self.outcome = RunOutcome(RunResult.FAILED, 1, reason=self._reason)
-        elif self.stage is SupervisorStage.HALTED:
-            self.outcome = RunOutcome(RunResult.HALTED, HALTED, reason=self._reason)
-        elif self.stage is SupervisorStage.FAILING:
-            number = self._culprit.number if self._culprit is not None else -1
-            code = self._own_code(self._culprit) if not self._sessions else 1
-            self.outcome = RunOutcome(RunResult.FAILED, code, number, self._reason)
-        elif (later := self._failed_later()) is not None:
-            self.outcome = RunOutcome(RunResult.FAILED_LATER, self._own_code(later), later.number, self._reason)
-        elif (failed := self._failed_as_guests()) is not None:
-            self.outcome = RunOutcome(RunResult.FAILED, 1, failed.number, self._reason)
-        else:
-            missing = tuple(f"{slot.label} {how}" for slot in self._workers.slots if (how := self._how_lost(slot)))
-            code = INCOMPLETE if missing and self.rules.strict else 0
-            self.outcome = RunOutcome(RunResult.ENDED, code, reason=self._reason, missing=missing)
-            is_stopped = self._reason not in ("", FINISHED)  # then the script may not have come to it
-            if self._servers.slots and not self._sessions and self.rules.owns_coordinator and not is_stopped:
-                self._do(PrintLine("the servers were not used: the script has no session"))
-
-    def _failed_later(self) -> Slot | None:
-        """A worker that was let go in peace and failed after that, perhaps before the agent knew that all was over; a
-        guest knows of nobody's release, but of the end."""
-        if self.rules.owns_coordinator:
-            return next((slot for slot in self._failed() if slot.pid in self._released), None)
-        return next((slot for slot in self._failed() if slot.outlived_run), None)
-
-    def _failed_as_guests(self) -> Slot | None:
-        """The first of a guest's processes where all of them failed: nothing here took part to the end."""
-        failed = [] if self.rules.owns_coordinator else self._failed()
-        return failed[0] if failed and len(failed) == len(self._own_slots()) else None
-
-    def _failed(self) -> list[Slot]:
-        return [slot for slot in self._own_slots() if slot.code and not slot.was_ended]
-
-    def _own_slots(self) -> list[Slot]:
-        """Those that speak for this agent: servers only where there is nothing else."""
-        return self._workers.slots or self._servers.slots
-
-    def _how_lost(self, slot: Slot) -> str:
-        """Why the run ended without this worker, if it did; one that failed may have had no time to come back."""
-        has_failed = slot in self._failed() and (slot.code or 0) > 0 and slot.code != START_AGAIN
-        return slot.lost or (exit_words(slot.code or 0) if has_failed else "")
-
-    @staticmethod
-    def _own_code(slot: Slot | None) -> int:
-        """The script's own, as a shell would say it."""
-        code = (slot.code if slot is not None else None) or 1
-        return code if code > 0 else 128 - code
+        self.outcome = outcome_of(
+            RunEnd(
+                rules=self.rules,
+                workers=self._workers.slots,
+                servers=self._servers.slots,
+                asked=self._asked[0] if self._asked else 0,
+                stage=self.stage,
+                has_failed=self._verdict == "failed",
+                culprit=self._culprit,
+                has_sessions=self._sessions,
+                released=self._released,
+                reason=self._reason,
+            )
+        )
+        is_stopped = self._reason not in ("", FINISHED)  # then the script may not have come to it
+        is_unused = bool(self._servers.slots) and not self._sessions and self.rules.owns_coordinator
+        if self.outcome.result is RunResult.ENDED and is_unused and not is_stopped:
+            self._do(PrintLine("the servers were not used: the script has no session"))
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)

@@ -18,15 +18,14 @@ from typing import Protocol
 import msgspec
 import torch
 
-from paceline.errors import ConnectionLost, DeadlineExceeded, RequestRefused, Unserved, WireError
+from paceline.errors import ConnectionLost, DeadlineExceeded, ProtocolError, RequestRefused, Unserved, WireError
 from paceline.placement.placement import Placement
 from paceline.server.errand import Errand
 from paceline.server.errors import Superseded
-from paceline.server.messages import Refusal, ServerAnswer, ServerRequest
+from paceline.server.messages import Refusal, RequestFailed, ServerAnswer, ServerRequest
 from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import ROOM, Memories, Postbox
 from paceline.wire.deadline import Deadline
-from paceline.wire.decoding import decode
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.memory import Arena, SharedMemory, total_bytes
 from paceline.wire.reaching import reach
@@ -40,8 +39,6 @@ ORPHAN_DIAL_S = 2.0  # of who has little time, and knows that some are gone
 LAST_WORD_S = 5.0
 _SLICE_S = 0.1  # between two looks at whether a wait is still worth it
 _SHORTEST_S, _LONGEST_S = 0.0005, 0.05  # between two tries
-
-_NIL = msgspec.Raw(b"\xc0")
 
 Pack = Callable[[ServerRequest], Parcel]
 
@@ -169,12 +166,10 @@ class GroupClient:
         sent: dict[str, Parcel] = {}
         for server, request in errand.requests(placement).items():
             parcel = pack(request)
-            whole = msgspec.structs.replace(
-                request, seen=self._seen.get(server, -1), detail=msgspec.Raw(msgspec.msgpack.encode(parcel.detail))
-            )
+            whole = msgspec.structs.replace(request, seen=self._seen.get(server, -1), detail=parcel.detail)
             try:
                 line = self._line(server, placement, ORPHAN_DIAL_S if errand.is_orphaned else DIAL_S)
-                line.send("request", whole, parcel.tensors, parcel.wanted, deadline=deadline)
+                line.send(whole, parcel.tensors, parcel.wanted, deadline=deadline)
                 self._owing.add(server)
                 sent[server] = parcel
             except WireError as error:
@@ -188,17 +183,18 @@ class GroupClient:
     def _receive(self, server: str, parcel: Parcel, deadline: Deadline) -> ServerAnswer:
         letter = self._lines[server].receive(deadline=deadline)
         self._owing.discard(server)
-        if letter.kind == "raise":
-            text = decode(letter.body, str)
-            raise RequestRefused(f"{deadline.operation}: server {server} refused: {text}")
-        answer = decode(letter.body, ServerAnswer)
+        answer = letter.message
+        if isinstance(answer, RequestFailed):
+            raise RequestRefused(f"{deadline.operation}: server {server} refused: {answer.text}")
+        if not isinstance(answer, ServerAnswer):
+            raise ProtocolError(f"server {server} answered a request with {type(answer).__name__}")
         if parcel.wanted:
             self._seen[server] = answer.updates
         tensors = letter.tensors
         if parcel.detail.exports:
-            parcel.answer = Parcel(decode(answer.detail, Detail), tensors)
+            parcel.answer = Parcel(answer.detail or Detail(), tensors)
         elif parcel.detail.refreshes:
-            detail = decode(answer.detail, Detail) if answer.detail != _NIL else Detail()
+            detail = answer.detail or Detail()
             first = len(tensors) - 2 * len(detail.rows)
             parcel.answer = Parcel(detail, tensors[first:])
             tensors = tensors[:first]

@@ -30,12 +30,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from paceline.control.leases.lease_set import LeaseSet
-from paceline.control.messages.losses import numbers_of, spans_of
+from paceline.control.messages.losses import spans_of
 from paceline.placement.evolving import Heard
 from paceline.placement.placement import Placement
+from paceline.server.base import Parcel, RangeStore
 from paceline.server.messages import (
     Acknowledged,
     ApplyLease,
@@ -44,96 +44,12 @@ from paceline.server.messages import (
     Forward,
     Load,
     Push,
-    RangeRecord,
     Refusal,
     ServerAnswer,
     ServerRequest,
     StageStep,
 )
-
-Parcel = Any  # tensors and what describes them; the store's affair
-
-
-class RangeStore(Protocol):
-    """The tensors of the ranges. Called by the keeper only, for ranges that it knows to be there."""
-
-    def load(self, ranges: Sequence[int], parcel: Parcel) -> None: ...
-
-    def stage(self, ranges: Sequence[int], push: StageStep, parcel: Parcel) -> None:
-        """Keep what one rank pushed for a step."""
-
-    def unstage(self, number: int, generation: int, step: int) -> None:
-        """Throw away what was staged for this step of a range."""
-
-    def commit(self, ranges: Sequence[int], commit: CommitStep) -> None:
-        """Apply what is staged for the step, and keep it no longer."""
-
-    def apply(self, ranges: Sequence[int], push: ApplyLease, parcel: Parcel) -> None: ...
-
-    def pull(self, ranges: Sequence[int], parcel: Parcel) -> Parcel:
-        """What the request wants to know of these ranges."""
-
-    def snapshot(self, number: int) -> Parcel:
-        """The whole state of a range, staged pushes too, as it is now."""
-
-    def restore(self, number: int, parcel: Parcel) -> None: ...
-
-    def forget(self, number: int) -> None: ...
-
-
-class Tenure:
-    """This server's part in one range, since one version."""
-
-    def __init__(self, since: int, origin: int) -> None:
-        self.since = since
-        self.is_complete = since == origin  # else it is being brought up
-        self.origin = origin
-        self.loaded = False
-        self.is_lossy = False  # it was restored after a loss
-        self.step = 0
-        self.leases = LeaseSet()
-        self.generation = 0
-        self.staged: dict[tuple[int, int], set[int]] = {}  # the ranks that have pushed for (generation, step)
-        self.counted: CommitStep | None = None  # the last one
-        self.num_leases = 0  # of an epoch
-        self.forgone: set[int] = set()  # updates that count and will never be applied here
-
-    def record(self) -> RangeRecord:
-        staged = tuple((*key, rank) for key, ranks in self.staged.items() for rank in ranks)
-        leases = self.leases
-        beyond = tuple(sorted(leases.beyond))
-        return RangeRecord(
-            self.loaded,
-            self.is_lossy,
-            self.step,
-            leases.epoch,
-            leases.prefix,
-            beyond,
-            self.generation,
-            staged,
-            self.counted,
-            self.num_leases,
-            spans_of(self.forgone),
-        )
-
-    def become(self, record: RangeRecord) -> None:
-        self.is_complete = True
-        self.loaded, self.is_lossy = record.loaded, record.lossy
-        self.step = record.step
-        self.leases = LeaseSet(record.epoch, record.prefix, set(record.beyond))
-        self.generation = record.generation
-        self.counted = record.counted
-        self.num_leases, self.forgone = record.num_leases, numbers_of(record.forgone)
-        self.staged = {}
-        for generation, step, rank in record.staged:
-            self.staged.setdefault((generation, step), set()).add(rank)
-
-    def forgo(self, epoch: int, prefix: int) -> None:
-        """All leases before this one are done. Those that this range lost will not come any more."""
-        per_epoch, had = self.num_leases, self.leases
-        every = range(had.epoch * per_epoch + had.prefix, epoch * per_epoch + prefix) if per_epoch else ()
-        self.forgone |= {number + 1 for number in every if not had.has(*divmod(number, per_epoch))}
-        self.leases.update(LeaseSet(epoch, prefix))
+from paceline.server.tenure import Tenure
 
 
 class Link:
@@ -161,6 +77,8 @@ class PendingAnswer(NamedTuple):
 
 
 class RangeKeeper:
+    tenure_type = Tenure  # a simulator puts another in its place
+
     def __init__(self, me: str, store: RangeStore) -> None:
         self.me = me
         self.placement = Placement()
@@ -195,7 +113,7 @@ class RangeKeeper:
                 self._leave(number)
                 tenure = None
             if tenure is None and mine is not None:
-                self._tenures[number] = Tenure(mine.since, replicas.origin)
+                self._tenures[number] = self.tenure_type(mine.since, replicas.origin)
 
     def _leave(self, number: int) -> None:
         del self._tenures[number]
@@ -369,7 +287,7 @@ class RangeKeeper:
     def _push(self, ranges: Sequence[int], push: Push, parcel: Parcel, refused: dict[int, Refusal]) -> None:
         fresh = []
         for number in ranges:
-            verdict = self._judge(self._tenures[number], push)
+            verdict = self._tenures[number].judge(push)
             if isinstance(verdict, Refusal):
                 refused[number] = verdict
             elif verdict:
@@ -378,46 +296,18 @@ class RangeKeeper:
             self._make(fresh, push, parcel)
             self._forward(fresh, parcel, push=push)
 
-    def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
-        """Whether a push is new here."""
-        if isinstance(push, Load):
-            return not tenure.loaded and push.origin == tenure.origin
-        if isinstance(push, ApplyLease):
-            return not tenure.leases.has(push.epoch, push.lease)
-        if isinstance(push, Fence):
-            return push.generation > tenure.generation
-        if tenure.step >= push.step:
-            return False
-        if push.generation < tenure.generation:
-            return Refusal.STALE
-        return push.rank not in tenure.staged.get((push.generation, push.step), ())
-
     def _make(self, ranges: Sequence[int], push: Push, parcel: Parcel) -> None:
-        if isinstance(push, StageStep):
-            for number in ranges:
-                self._throw_away(number, push)
-            self._store.stage(ranges, push, parcel)
-        elif isinstance(push, ApplyLease):
-            if not push.is_void:
+        match push:
+            case StageStep():
+                for number in ranges:
+                    self._throw_away(number, push)
+                self._store.stage(ranges, push, parcel)
+            case ApplyLease(is_void=False):
                 self._store.apply(ranges, push, parcel)
-        elif isinstance(push, Load):
-            self._store.load(ranges, parcel)
+            case Load():
+                self._store.load(ranges, parcel)
         for number in ranges:
-            tenure = self._tenures[number]
-            if isinstance(push, Fence):
-                tenure.generation = push.generation
-            elif isinstance(push, StageStep):
-                tenure.generation = push.generation
-                tenure.staged.setdefault((push.generation, push.step), set()).add(push.rank)
-            elif isinstance(push, ApplyLease):
-                if tenure.is_lossy and push.epoch > tenure.leases.epoch:
-                    tenure.forgo(push.epoch, 0)
-                tenure.leases.add(push.epoch, push.lease)
-            else:
-                tenure.loaded, tenure.is_lossy = True, push.restored
-                tenure.step = push.step
-                tenure.leases = LeaseSet(push.epoch, push.prefix, set(push.beyond))
-                tenure.num_leases = push.num_leases
+            self._tenures[number].take(push)
 
     def _throw_away(self, number: int, push: StageStep) -> None:
         """What was staged in earlier generations for the step that is done again, and for later ones."""

@@ -11,6 +11,8 @@ from enum import IntEnum
 
 import msgspec
 
+from paceline.server.parcels import Detail, UpdateSettings
+
 Spans = tuple[tuple[int, int], ...]  # of numbers, from the first to the last of each
 
 
@@ -37,7 +39,7 @@ class CommitStep(msgspec.Struct, frozen=True, array_like=True):
     step: int
     num_ranks: int
     scale: float
-    settings: msgspec.Raw = msgspec.Raw(b"\xc0")
+    settings: UpdateSettings = UpdateSettings()
     by: int = 0
 
 
@@ -57,7 +59,7 @@ class ApplyLease(msgspec.Struct, frozen=True, array_like=True, tag="apply"):
     lease: int
     number: int = 1
     scale: float = 1.0
-    settings: msgspec.Raw = msgspec.Raw(b"\xc0")
+    settings: UpdateSettings = UpdateSettings()
     is_void: bool = False
 
 
@@ -88,7 +90,7 @@ class Need(msgspec.Struct, frozen=True, array_like=True):
     settled: int = 0
 
 
-class ServerRequest(msgspec.Struct, frozen=True):
+class ServerRequest(msgspec.Struct, frozen=True, tag="request"):
     """`version` is the placement that the worker goes by, `began` the version in which the run was founded whose state
     that is, -1 if that is not said. `detail` describes the tensors that come along, and what is to be pulled, for the
     store. `exports` asks for the whole state of the ranges, `notes` for what was applied to what is pulled. `seen` is
@@ -105,10 +107,10 @@ class ServerRequest(msgspec.Struct, frozen=True):
     seen: int = -1
     began: int = -1
     orphaned: bool = False
-    detail: msgspec.Raw = msgspec.Raw(b"\xc0")
+    detail: Detail = Detail()
 
 
-class ServerAnswer(msgspec.Struct, frozen=True):
+class ServerAnswer(msgspec.Struct, frozen=True, tag="answer"):
     """`version` is the placement that the server goes by. Ranges that are not named are done. Where the step that a
     generation is about to do has been made already, of an earlier one's attempt, `counted` says of which. `records` say
     what has been applied to ranges, where that was asked for, `updates` how many updates the server has made. `forgone`
@@ -122,10 +124,10 @@ class ServerAnswer(msgspec.Struct, frozen=True):
     records: dict[int, RangeRecord] = {}
     updates: int = 0
     forgone: dict[int, Spans] = {}
-    detail: msgspec.Raw = msgspec.Raw(b"\xc0")
+    detail: Detail | None = None
 
 
-class Forward(msgspec.Struct, frozen=True):
+class Forward(msgspec.Struct, frozen=True, tag="forward"):
     """From a primary to one who backs it up: the same change, in the same order. A `snapshot` is the whole state of
     the one range that it names, for the replica that is one since that version."""
 
@@ -136,16 +138,22 @@ class Forward(msgspec.Struct, frozen=True):
     push: Push | None = None
     snapshot: int = 0
     record: RangeRecord | None = None
-    detail: msgspec.Raw = msgspec.Raw(b"\xc0")
+    detail: Detail = Detail()
 
 
-class Acknowledged(msgspec.Struct, frozen=True):
+class Acknowledged(msgspec.Struct, frozen=True, tag="acknowledged"):
     """All forwards up to `number` were taken, but for these ranges, of which the sender is not the primary in the
     placement of this `version`."""
 
     number: int
     refused: tuple[int, ...] = ()
     version: int = 0
+
+
+class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """A request raised this on the server, before it changed anything."""
+
+    text: str
 
 
 class RangeRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -163,3 +171,6 @@ class RangeRecord(msgspec.Struct, frozen=True, array_like=True):
     counted: CommitStep | None = None
     num_leases: int = 0
     forgone: Spans = ()
+
+
+Message = ServerRequest | ServerAnswer | RequestFailed | Forward | Acknowledged

@@ -1,4 +1,4 @@
-"""Letters between two processes of the group: a body, and tensors that travel in the letter or stay where they lie.
+"""Letters between two processes of the group: a message, and tensors that travel in the letter or stay where they lie.
 
 On one host a tensor in shared memory is not sent: the letter says where it lies, and the other side, which got the
 memory handed over once, reads it there, or writes there what it was asked for. So gradients and parameters cross no
@@ -6,7 +6,7 @@ socket. Between hosts the same letters carry the tensors.
 
     memory   -> a number for a memory whose descriptor follows; once for each memory and connection
     forget   -> the number of a memory that is gone: it was that of a process that is
-    letter   -> kind, body; the tensors of which some are references; what is wanted, and where it is to be written
+    letter   -> the message; the tensors of which some are references; what is wanted, and where it is to be written
 
 Contract: what a letter refers to must not change, and what it wants is not looked at, until it was answered. A
 postbox is used by one thread at a time.
@@ -17,12 +17,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
 
 from paceline.errors import ProtocolError
+from paceline.server.messages import Message
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import Fd, creating
@@ -43,7 +44,7 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Letter(msgspec.Struct, frozen=True, array_like=True):
-    body: msgspec.Raw
+    message: Message
     specs: tuple[TensorSpec, ...] = ()
     places: tuple[Reference | None, ...] = ()
     wanted: tuple[TensorSpec, ...] = ()
@@ -53,8 +54,7 @@ class _Letter(msgspec.Struct, frozen=True, array_like=True):
 class Letter(NamedTuple):
     """What was received. `wanted` are tensors to be filled: in the sender's memory, or new ones to be sent back."""
 
-    kind: str
-    body: msgspec.Raw
+    message: Message
     tensors: list[torch.Tensor]
     wanted: list[torch.Tensor]
     is_in_place: bool
@@ -111,8 +111,7 @@ class Postbox:
 
     def send(
         self,
-        kind: str,
-        body: Any,
+        message: Message,
         tensors: Sequence[torch.Tensor] = (),
         wanted: Sequence[torch.Tensor] = (),
         *,
@@ -123,15 +122,10 @@ class Postbox:
             self._shown.discard(number)
         places = tuple(self._place(tensor, deadline) for tensor in tensors)
         wanted_places = tuple(self._place(tensor, deadline) for tensor in wanted)
-        letter = _Letter(
-            msgspec.Raw(msgspec.msgpack.encode(body)),
-            tuple(map(spec_of, tensors)),
-            places,
-            tuple(map(spec_of, wanted)),
-            wanted_places,
-        )
+        specs, wanted_specs = tuple(map(spec_of, tensors)), tuple(map(spec_of, wanted))
         inside = [tensor.contiguous() for tensor, place in zip(tensors, places, strict=True) if place is None]
-        self.connection.send(kind, letter, inside, deadline=deadline)
+        letter = _Letter(message, specs, places, wanted_specs, wanted_places)
+        self.connection.send("letter", letter, inside, deadline=deadline)
 
     def _place(self, tensor: torch.Tensor, deadline: Deadline) -> Reference | None:
         if not self.connection.is_local or not tensor.is_contiguous() or not tensor.numel():
@@ -175,7 +169,7 @@ class Postbox:
                 for spec, place in _pairs(letter.wanted, letter.wanted_places)
             ]
             is_in_place = bool(wanted) and all(place is not None for place in letter.wanted_places)
-            return Letter(header.kind, letter.body, tensors, wanted, is_in_place)
+            return Letter(letter.message, tensors, wanted, is_in_place)
 
     def _take_memory(self, number: int, deadline: Deadline) -> None:
         (descriptor,) = receive_descriptors(self.connection, 1, deadline)

@@ -3,7 +3,7 @@
 Threads: one for each connection (a worker's, or that of another server that forwards), one for each replica that is
 fed. One lock guards the keeper and the tensors; who needs acknowledgements waits for them without it.
 
-Failure: what a request raises (a gradient that is not finite, no memory for new rows) goes back as the letter "raise";
+Failure: what a request raises (a gradient that is not finite, no memory for new rows) goes back as `RequestFailed`;
 nothing was changed then. A connection that breaks ends its thread. A replica that cannot be reached is tried again
 until a placement says that it is gone.
 
@@ -26,11 +26,11 @@ import msgspec
 import torch
 
 from paceline.control.messages.members import Serving
-from paceline.errors import PacelineError, WireError
+from paceline.errors import PacelineError, ProtocolError, WireError
 from paceline.placement.placement import Placement
 from paceline.server.errors import HalfMade
 from paceline.server.keeper import PendingAnswer, RangeKeeper
-from paceline.server.messages import Acknowledged, ApplyLease, Forward, ServerAnswer, ServerRequest
+from paceline.server.messages import Acknowledged, ApplyLease, Forward, RequestFailed, ServerAnswer, ServerRequest
 from paceline.server.metering import Meter
 from paceline.server.parcels import Detail, Parcel
 from paceline.server.post import ROOM, Letter, Memories, Postbox
@@ -38,7 +38,6 @@ from paceline.server.store import TensorStore
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
-from paceline.wire.decoding import decode
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Visitor
 from paceline.wire.reaching import reach
@@ -156,24 +155,24 @@ class ServerService:
     def _handle(self, postbox: Postbox, letter: Letter, visitor: Visitor) -> None:
         deadline = Deadline(ANSWER_S, f"answering {postbox.connection.peer}")
         try:
-            if letter.kind == "forward":
-                forward = decode(letter.body, Forward)
-                postbox.send("acknowledged", self._take(visitor.member, forward, letter, deadline), deadline=deadline)
+            if isinstance(letter.message, Forward):
+                parcel = Parcel(letter.message.detail, letter.tensors)
+                postbox.send(self._take(visitor.member, letter.message, parcel, deadline), deadline=deadline)
                 return
-            request = decode(letter.body, ServerRequest)
-            parcel = Parcel(decode(request.detail, Detail), letter.tensors, letter.wanted)
-            outcome = self._serve(request, parcel)
+            if not isinstance(letter.message, ServerRequest):
+                raise ProtocolError(f"{postbox.connection.peer} sent {type(letter.message).__name__} unasked")
+            outcome = self._serve(letter.message, Parcel(letter.message.detail, letter.tensors, letter.wanted))
             answer = self._wait_for_replicas(outcome, deadline)
-        except (ValueError, MemoryError, RuntimeError, msgspec.DecodeError, IndexError, KeyError) as error:
+        except (ValueError, MemoryError, RuntimeError, IndexError, KeyError) as error:
             logger.warning("a request of %s was refused: %s", postbox.connection.peer, error)
             where = f"process {os.getpid()} on {platform.node()}"
-            postbox.send("raise", f"{_words(error)} ({where})", deadline=deadline)
+            postbox.send(RequestFailed(f"{_words(error)} ({where})"), deadline=deadline)
             return
         tensors = [] if letter.is_in_place else letter.wanted
         if outcome.parcel is not None:
-            answer = msgspec.structs.replace(answer, detail=_raw(outcome.parcel.detail))
+            answer = msgspec.structs.replace(answer, detail=outcome.parcel.detail)
             tensors = [*tensors, *outcome.parcel.tensors]
-        postbox.send("answer", answer, tensors, deadline=deadline)
+        postbox.send(answer, tensors, deadline=deadline)
 
     def _serve(self, request: ServerRequest, parcel: Parcel) -> PendingAnswer:
         with self._changed:
@@ -215,8 +214,7 @@ class ServerService:
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
-    def _take(self, sender: str, forward: Forward, letter: Letter, deadline: Deadline) -> Acknowledged:
-        parcel = Parcel(decode(forward.detail, Detail), letter.tensors)
+    def _take(self, sender: str, forward: Forward, parcel: Parcel, deadline: Deadline) -> Acknowledged:
         with self._changed:
             known = self._changed.wait_for(
                 lambda: self._keeper.placement.version >= forward.version or self._is_closed, ADOPT_S
@@ -296,12 +294,10 @@ class ServerService:
         sent = 0
         for forward, parcel in batch:
             detail, tensors = _pushed(parcel) if parcel is not None else (Detail(), [])
-            whole = msgspec.structs.replace(forward, detail=_raw(detail))
-            postbox.send("forward", whole, tensors, deadline=deadline)
-            letter = postbox.receive(deadline=deadline)
-            if letter.kind != "acknowledged":
-                raise WireError(f"server {server} answered a forward with {letter.kind!r}: {bytes(letter.body)!r}")
-            message = decode(letter.body, Acknowledged)
+            postbox.send(msgspec.structs.replace(forward, detail=detail), tensors, deadline=deadline)
+            message = postbox.receive(deadline=deadline).message
+            if not isinstance(message, Acknowledged):
+                raise WireError(f"server {server} answered a forward with {message}")
             sent = forward.number
             with self._changed:
                 try:
@@ -342,10 +338,6 @@ class ServerService:
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _raw(detail: Detail) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.msgpack.encode(detail))
 
 
 def _pushed(parcel: Parcel) -> tuple[Detail, list[torch.Tensor]]:

@@ -19,7 +19,6 @@ from paceline.server.errors import HalfMade
 from paceline.server.messages import ApplyLease, CommitStep, StageStep
 from paceline.server.parcels import Detail, Making, Packing, Parcel, StagedPush, UpdateSettings
 from paceline.server.tables import Tables
-from paceline.wire.decoding import decode
 
 
 class TensorStore:
@@ -28,7 +27,6 @@ class TensorStore:
         self.tables = Tables()
         self._sections: tuple[OptimizerSettings, ...] = ()
         self._staged: dict[tuple[int, int], dict[int, list[tuple[set[int], Parcel]]]] = {}
-        self._settings: tuple[bytes, UpdateSettings] = (b"", UpdateSettings())
 
     # -- before anything -------------------------------------------------------------------------------------------
 
@@ -80,7 +78,7 @@ class TensorStore:
             self._staged.pop((generation, step), None)
 
     def commit(self, ranges: Sequence[int], commit: CommitStep) -> None:
-        settings = self._read(commit.settings)
+        settings = commit.settings
         unused = self._unused(settings)
         key = (commit.generation, commit.step)
         parts = self._parts_for(key, ranges)
@@ -116,10 +114,11 @@ class TensorStore:
         return found
 
     def apply(self, ranges: Sequence[int], push: ApplyLease, parcel: Parcel) -> None:
-        settings = self._read(push.settings)
+        settings = push.settings
         wanted, unused = set(ranges), self._unused(settings)
         outputs = {where.number: where for where in parcel.detail.wants}
-        self.tables.check_settings([(parcel, wanted)], settings.tables, push.number)
+        if self.tables.held:
+            self.tables.check_settings([(parcel, wanted)], settings.tables, push.number)
         for where in parcel.detail.dense:
             if where.number in wanted:
                 block = self.blocks[where.number]
@@ -133,8 +132,9 @@ class TensorStore:
                 if where.number in outputs and outputs[where.number].length == block.values.numel():
                     parcel.wanted_slice(outputs[where.number]).copy_(block.values)
                     parcel.written.add(where.number)
-        with _in_full("the rows of tables"):
-            self.tables.update([(parcel, wanted)], push.scale, settings.tables, push.number)
+        if self.tables.held:
+            with _in_full("the rows of tables"):
+                self.tables.update([(parcel, wanted)], push.scale, settings.tables, push.number)
 
     def pull(self, ranges: Sequence[int], parcel: Parcel) -> Parcel | None:
         wanted = set(ranges)
@@ -147,7 +147,8 @@ class TensorStore:
                         f"{where.offset + where.length}: the workers and this server cut the parameters differently"
                     )
                 parcel.wanted_slice(where).copy_(values[where.offset : where.offset + where.length])
-        self.tables.pull(parcel, wanted)
+        if self.tables.held & wanted:
+            self.tables.pull(parcel, wanted)
         if (squares := parcel.detail.squares) is not None:
             self._write_squares((squares.generation, squares.step), ranges, parcel.wanted[0])
         if parcel.detail.refreshes:
@@ -209,13 +210,6 @@ class TensorStore:
             self.unstage(number, generation, step)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
-
-    def _read(self, raw: msgspec.Raw) -> UpdateSettings:
-        """Settings seldom change from one push to the next."""
-        data = bytes(raw)
-        if data != self._settings[0]:
-            self._settings = (data, decode(data, UpdateSettings))
-        return self._settings[1]
 
     @property
     def num_bytes(self) -> int:

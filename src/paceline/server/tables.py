@@ -100,8 +100,7 @@ class Tables:
             yield name, merged(pairs)
 
     def pull(self, parcel: Parcel, ranges: set[int]) -> None:
-        if not ranges & self.held:
-            return
+        """Some of these ranges are held here."""
         stamps = parcel.wanted[parcel.detail.stamps] if parcel.detail.stamps >= 0 else None
         for number, want in enumerate(parcel.detail.row_wants):
             ids, out = parcel.tensors[want.ids], parcel.wanted[want.rows]

@@ -78,7 +78,7 @@ def _live(section: OptimizerSettings, dtype: torch.dtype, *, has_tables: bool) -
     store.load(ranges, Parcel(decode(msgspec.msgpack.encode(detail), Detail), packing.tensors))
     hyper = {name: value for name, value in section.values.items() if name in Hyper.__struct_fields__}
     tables = tuple(TableSettings(spec.name, hyper) for spec in specs)
-    settings = msgspec.Raw(msgspec.msgpack.encode(UpdateSettings((section,), tables)))
+    settings = UpdateSettings((section,), tables)
     for step in (1, 2):
         for rank in (0, 1):
             store.stage(ranges, StageStep(1, step, rank), _push(dtype, rules))

@@ -18,6 +18,7 @@ import numpy
 import torch
 
 from paceline.strategy.base import LossFn
+from paceline.watch import spans
 
 
 class Piece(NamedTuple):
@@ -63,7 +64,9 @@ def _wanted(batch: Any, name: str) -> str:
 
 
 def call(loss_fn: LossFn, batch: Any, samples: int) -> Piece:
+    before = spans.mark("forward")
     result = spread(loss_fn, batch)
+    spans.mark(before)
     explicit = isinstance(result, tuple)
     if not explicit:
         return Piece(_checked_loss(result), float(samples), False)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from paceline.collective import Group, meeting
 from paceline.collective.meeting import Meeting, Where
+from paceline.engine.reaper import stat_of
 from paceline.testing.forking import fork_context
 from paceline.testing.netlab import Host, enter
 
@@ -139,7 +140,7 @@ class Crew:
         """SIGSTOP, and wait until the process really stands still."""
         os.kill(self.pid(rank), signal.SIGSTOP)
         ends_at = time.monotonic() + _STOPPED_S
-        while _state(self.pid(rank)) != "T":
+        while (stat := stat_of(self.pid(rank))) is None or stat.state != "T":
             if time.monotonic() > ends_at:
                 raise CrewError(f"rank {rank} does not stop")
             time.sleep(0.001)
@@ -246,8 +247,3 @@ def _portable(error: BaseException) -> BaseException:
         return copy
     except Exception:
         return CrewError(text)
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0]

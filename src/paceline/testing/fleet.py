@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.control.journal.journal import JournalError
-from paceline.control.journal.reader import MemberRow, RunReader
+from paceline.control.journal.journal import JournalError, MemberRow
+from paceline.control.journal.reader import RunReader
 from paceline.testing.netlab import Host
 from paceline.watch.audit import Audit, audit
 

@@ -54,6 +54,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from paceline.engine.reaper import stat_of
 from paceline.errors import PacelineError
 
 MAX_HOSTS = 250  # they share one /24
@@ -325,14 +326,8 @@ class _Creator:
 
 def _start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None if it is gone, or dead and not yet reaped."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The program's name, in brackets, may hold spaces and brackets: count the fields from its end.
-    fields = stat.rpartition(")")[2].split()
-    state, start_ticks = fields[0], fields[19]
-    return None if state in "ZX" else int(start_ticks)
+    stat = stat_of(pid)
+    return stat.start_ticks if stat is not None and stat.is_alive else None
 
 
 def _listed_namespaces() -> Iterator[tuple[str, _Creator]]:

@@ -45,6 +45,8 @@ from paceline.control.shell.client import AgentClient, command
 from paceline.control.shell.config import Config
 from paceline.control.shell.ticket import Ticket
 from paceline.engine import folders
+from paceline.engine.base import exit_words
+from paceline.engine.reaper import stat_of
 from paceline.placement.placement import Placement
 from paceline.testing.account import account_of
 from paceline.testing.forking import fork_context
@@ -84,14 +86,12 @@ class Child:
 
     def look(self) -> ProcessVitals:
         """What can be seen of its process."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
+        stat, now = stat_of(self.pid), time.monotonic()
+        if stat is None:
             return ProcessVitals("X", False)
-        ticks, now = int(fields[11]) + int(fields[12]), time.monotonic()
-        if ticks > self.ticks:
-            self.ticks, self.busy_at = ticks, now
-        return ProcessVitals(fields[0], now - self.busy_at < _BUSY_S)
+        if stat.cpu_ticks > self.ticks:
+            self.ticks, self.busy_at = stat.cpu_ticks, now
+        return ProcessVitals(stat.state, now - self.busy_at < _BUSY_S)
 
     def send(self, number: signal.Signals) -> None:
         """A signal, if the process is still there."""
@@ -340,9 +340,8 @@ class Rehearsal:
                 living = [child for child in (*self.workers, *self.servers) if child.pid not in self._exits]
             wait([child.process.sentinel for child in living], timeout=0.05)
             for child in living:
-                if (code := child.exit_code) is None:
-                    continue
-                self._exits[child.pid] = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+                if (code := child.exit_code) is not None:
+                    self._exits[child.pid] = exit_words(code)
             self._report()
 
     def _report(self) -> None:

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable
 
 from paceline.collective import Group
-from paceline.collective.choice import ModelShelf
+from paceline.collective.choice import ModelShelf, hosts_of
 from paceline.collective.forming import Cancellation
-from paceline.collective.group import hosts_of
 from paceline.collective.spare import SpareMemory
 from paceline.control.machines.member_events import Event, GroupBroke, GroupFormed, GroupNotFormed
 from paceline.control.messages.plan import Plan, PlanStart

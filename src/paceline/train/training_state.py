@@ -16,6 +16,7 @@ from torch import nn
 
 from paceline.checkpoint.tree import Ties
 from paceline.checkpoint.weights import LEFT_OUT, load_weights, plain_name, weights_of
+from paceline.strategy.base import StrategyState
 
 
 @runtime_checkable
@@ -25,20 +26,6 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
-
-
-class Elsewhere(Protocol):
-    """What an update changes beside the model and the optimizers of this worker: the strategy's."""
-
-    def gift(self) -> dict[str, Any]:
-        """What a newcomer needs of it."""
-
-    def full_state(self) -> dict[str, Any]:
-        """What a checkpoint needs, also in place of what this worker's optimizers keep; "values", if there are any, are
-        those of parameters, by the `id` of each, which go with it in place of the model's own."""
-
-    def load(self, part: Mapping[str, Any]) -> None:
-        """Become what either gave."""
 
 
 def frozen_weights(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
@@ -63,7 +50,7 @@ class TrainingState:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         others: Sequence[Stateful],
-        elsewhere: Elsewhere,
+        elsewhere: StrategyState,
         *,
         only_trained: bool = False,
     ) -> None:
@@ -138,6 +125,10 @@ class TrainingState:
         for number, (optimizer, state) in enumerate(zip(self._optimizers, part["optimizers"], strict=True)):
             own = optimizer.state_dict()["param_groups"] if groups is None else groups[number]
             optimizer.load_state_dict({"state": state, "param_groups": own})
+        self._elsewhere.load(part)
+
+    def load_elsewhere(self, part: Mapping[str, Any]) -> None:
+        """What the strategy keeps, of a checkpoint."""
         self._elsewhere.load(part)
 
     def load_optimizers(self, states: Sequence[dict[str, Any]]) -> None:

@@ -5,7 +5,6 @@ display.py    follows a run until told to stop: a live display, or plain lines
 ├── live.py       one look as a picture for a terminal
 └── lines.py      looks as lines for a log
 status.py     one look, for `paceline status`: JSON or a table
-summary.py    the last lines of a run
 audit.py      whether every sample was committed once: a pure function
 history.py    losses and metrics as lists; which rows count after a rollback
 look.py       what one look finds

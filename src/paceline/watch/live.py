@@ -14,7 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from paceline.control.journal.reader import EventRow, MemberRow
+from paceline.control.journal.journal import MemberRow
+from paceline.control.journal.reader import EventRow
 from paceline.watch import newcomers, servers, sharing, words
 from paceline.watch.look import STILL, Look
 from paceline.watch.names import Names

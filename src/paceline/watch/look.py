@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from paceline.control.journal.folder import LOCK_FILE
-from paceline.control.journal.reader import EventRow, MemberRow, PlanRow, RunReader, RunStatus, StepRecord
+from paceline.control.journal.journal import MemberRow
+from paceline.control.journal.reader import EventRow, PlanRow, RunReader, RunStatus, StepRecord
 from paceline.watch.history import foundings_of
 from paceline.watch.names import Names
 from paceline.watch.newcomers import Newcomer, newcomers_of

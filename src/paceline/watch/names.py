@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.control.journal.journal import MemberRow
 from paceline.control.journal.labels import read_started
-from paceline.control.journal.reader import MemberRow
 from paceline.watch import words
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.control.journal.journal import MemberRow
 from paceline.control.journal.labels import read_started
-from paceline.control.journal.reader import MemberRow
 from paceline.control.machines.agents import Starting
 from paceline.watch import words
 from paceline.watch.names import is_here

@@ -8,7 +8,7 @@ from statistics import fmean
 from rich.table import Table
 from rich.text import Text
 
-from paceline.control.journal.reader import MemberRow
+from paceline.control.journal.journal import MemberRow
 from paceline.watch import words
 from paceline.watch.names import Names
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import fmean
 
-from paceline.control.journal.reader import EventRow, MemberRow
+from paceline.control.journal.journal import MemberRow
+from paceline.control.journal.reader import EventRow
 from paceline.watch import words
 
 CROWDED = 0.2  # of its time a worker waits for a processor

@@ -1,7 +1,6 @@
 """One look at a run, for `paceline status`: as plain values for JSON, or as a table.
 
-Both work for a run that is live, over, interrupted, or was never founded. A folder without a run is a `JournalError`
-from `open_run` that says which folders have one.
+Both work for a run that is live, over, interrupted, or was never founded.
 """
 
 from __future__ import annotations
@@ -9,15 +8,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from paceline.control.journal.journal import DATABASE, JournalError
-from paceline.control.journal.reader import EventRow, MemberRow, RunReader
+from paceline.control.journal.journal import MemberRow
+from paceline.control.journal.reader import EventRow, RunReader
 from paceline.watch import servers, sharing, words
 from paceline.watch.live import event_line, header, newcomer_line, sharing_lines, state_of, worker_table
 from paceline.watch.look import STILL, Look, look_at
@@ -27,27 +25,7 @@ from paceline.watch.servers import staleness_of
 
 MAX_MEMBERS = 20
 MAX_EVENTS = 10
-MAX_NAMED = 5
 UNLIMITED = 10_000
-
-
-def open_run(folder: Path) -> RunReader:
-    """A reader of the run in `folder`; the caller closes it."""
-    if (folder / DATABASE).exists():
-        return RunReader(folder)
-    if not folder.is_dir():
-        raise JournalError(f"there is no folder {folder}; give the folder of a run, or start one with `paceline run`")
-    nearby = sorted(path.parent for path in folder.glob(f"*/{DATABASE}"))
-    if not nearby:
-        raise JournalError(
-            f"there is no run in {folder}: it has no {DATABASE}; give the folder of a run, or start one with "
-            "`paceline run`"
-        )
-    more = f" and {len(nearby) - MAX_NAMED} more" if len(nearby) > MAX_NAMED else ""
-    raise JournalError(
-        f"there is no run in {folder} itself: it has no {DATABASE}; give one of the runs in it: "
-        f"{', '.join(map(str, nearby[:MAX_NAMED]))}{more}"
-    )
 
 
 def console_here() -> Console:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # OpenSSL wants the very same bytes again after "want write"; small pieces also keep one call from hogging a turn.
 TLS_PIECE_BYTES = 1 << 16
 PLAIN_PIECES = 64
+# TCP waits twice as long after every try in vain: a path that was down for 7 s would be tried again after 12.
+RETRY_MS = 2000
+TCP_RTO_MAX_MS = 44  # Linux 6.15; not in Python's `socket` yet
 
 
 class Connection:
@@ -48,6 +51,8 @@ class Connection:
         self.shown_certificate: bytes | None = None
         if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(OSError):  # an older kernel
+                sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRY_MS)
         register(self)
 
     def fileno(self) -> int:

@@ -96,8 +96,9 @@ class JournalError(PacelineError):
     """The run's database cannot be read or written."""
 
 
-class MemberState(NamedTuple):
-    """A member as the coordinator sees it; `joined` and `updated` are added when it is written.
+class MemberRow(msgspec.Struct, frozen=True):
+    """A member, a worker or a server by its `role`, as the coordinator sees it. Where it is read it also has the times
+    when it `joined` and was `updated`.
 
     Of a server: how many ranges it is primary of, of how many it is a backup, how many are on their way to it, the
     keys and bytes it holds (copies included), which part of the time it is busy, and how stale pushes were (as in
@@ -125,6 +126,12 @@ class MemberState(NamedTuple):
     num_bytes: int = 0
     busy: float = 0.0
     staleness: str = ""
+    joined: float = 0.0
+    updated: float = 0.0
+
+    @property
+    def is_server(self) -> bool:
+        return self.role == "server"
 
 
 class Happening(NamedTuple):
@@ -170,7 +177,7 @@ class Journal:
         changes: Mapping[str, bytes | None],
         happenings: Iterable[Happening] = (),
         plans: Iterable[Plan] = (),
-        members: Iterable[MemberState] = (),
+        members: Iterable[MemberRow] = (),
     ) -> None:
         """All of it is on disk when this returns. A value of None forgets its key. Waits for room on a full disk."""
         now, plans = time.time(), list(plans)
@@ -207,7 +214,7 @@ class Journal:
         changes: Mapping[str, bytes | None],
         happenings: list[Happening],
         plans: list[Plan],
-        members: list[MemberState],
+        members: list[MemberRow],
         now: float,
     ) -> None:
         with self._speaking("written"), self._commit_lock, _transaction(self._memory) as database:
@@ -218,7 +225,7 @@ class Journal:
                     database.execute("INSERT OR REPLACE INTO remembered VALUES(?, ?)", (key, value))
             database.executemany(_EVENT, [(now, *happening) for happening in happenings])
             database.executemany("INSERT OR REPLACE INTO plans VALUES(?, ?, ?, ?, ?, ?)", [_row(p, now) for p in plans])
-            database.executemany(_MEMBER, [(*member, now, now) for member in members])
+            database.executemany(_MEMBER, [_timed(member, now) for member in members])
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
@@ -226,7 +233,7 @@ class Journal:
         self,
         steps: Iterable[StepRow] = (),
         metrics: Iterable[MetricRow] = (),
-        members: Iterable[MemberState] = (),
+        members: Iterable[MemberRow] = (),
         run: Mapping[str, str] | None = None,
         happenings: Iterable[Happening] = (),
         *,
@@ -244,7 +251,7 @@ class Journal:
                 "INSERT OR REPLACE INTO metrics VALUES(?, ?, ?, ?)",
                 [(row.operation, row.name, row.value, now) for row in metrics],
             )
-            database.executemany(_MEMBER, [(*member, now, now) for member in members])
+            database.executemany(_MEMBER, [_timed(member, now) for member in members])
             database.executemany("INSERT OR REPLACE INTO run VALUES(?, ?)", (run or {}).items())
             database.executemany(_EVENT, [(now, *happening) for happening in happenings])
 
@@ -372,3 +379,8 @@ def _row(plan: Plan, now: float) -> tuple[object, ...]:
     members = msgspec.json.encode(plan.members).decode()
     shares = msgspec.json.encode([seat.share for seat in plan.seats]).decode()
     return plan.generation, now, plan.start.value, plan.base, members, shares
+
+
+def _timed(member: MemberRow, now: float) -> tuple[object, ...]:
+    """With the time as that of its joining, which counts the first time only, and as that of its update."""
+    return (*msgspec.structs.astuple(member)[:-2], now, now)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from paceline.control.journal.journal import DATABASE, VERSION, JournalError, wrong_version
+from paceline.control.journal.journal import DATABASE, VERSION, JournalError, MemberRow, wrong_version
 from paceline.control.machines.agents import Starting
 
 BUSY_S = 5.0
@@ -39,39 +39,6 @@ class RunStatus(msgspec.Struct, frozen=True):
     num_samples: int
     facts: dict[str, str]
     starting: tuple[Starting, ...] = ()
-
-
-class MemberRow(msgspec.Struct, frozen=True):
-    """A worker or a server, by its `role`; what the figures of a server mean is said at `MemberState`."""
-
-    member: str
-    agent: str
-    pid: int
-    host: str
-    rank: int
-    share: int
-    phase: str
-    fate: str
-    reason: str
-    generation: int
-    applied: int
-    samples_per_s: float
-    step_s: float
-    starved: float
-    role: str
-    ranges: int
-    backups: int
-    arriving: int
-    num_keys: int
-    num_bytes: int
-    busy: float
-    staleness: str
-    joined: float
-    updated: float
-
-    @property
-    def is_server(self) -> bool:
-        return self.role == "server"
 
 
 class EventRow(msgspec.Struct, frozen=True):

@@ -12,9 +12,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from paceline.control.journal.journal import Happening, Journal, JournalError, MemberState
+import msgspec
+
+from paceline.control.journal.journal import Happening, Journal, JournalError, MemberRow
 from paceline.control.machines.coordinator import Coordinator
 from paceline.control.machines.placement_news import num_arriving
 from paceline.control.machines.roster import MemberRecord
@@ -37,7 +39,7 @@ class Recorder:
     def __init__(
         self,
         journal: Journal,
-        look: Callable[[], tuple[list[MemberState], dict[str, str]]],
+        look: Callable[[], tuple[list[MemberRow], dict[str, str]]],
         answer: Callable[[str, Recorded], None],
     ) -> None:
         self._journal = journal
@@ -76,7 +78,7 @@ class Recorder:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         self._workers.update({name: row.worker for name, row in waiting.items() if row.worker is not None})
-        members: list[MemberState] = []
+        members: list[MemberRow] = []
         run: dict[str, str] = {}
         if last or time.monotonic() >= self._looks_at:
             self._looks_at = time.monotonic() + MEMBERS_EVERY_S
@@ -128,17 +130,17 @@ class Recorder:
             if line.number > self._last_line.get(progress.member, 0)
         ]
 
-    def _with_speed(self, member: MemberState) -> MemberState:
+    def _with_speed(self, member: MemberRow) -> MemberRow:
         worker = self._workers.get(member.member)
         if worker is None:
             return member
         share = worker.share if member.rank >= 0 else 0
-        return member._replace(
-            share=share, samples_per_s=worker.samples_per_s, step_s=worker.step_s, starved=worker.starved
+        return msgspec.structs.replace(
+            member, share=share, samples_per_s=worker.samples_per_s, step_s=worker.step_s, starved=worker.starved
         )
 
 
-def states_of(machine: Coordinator, names: Iterable[str] | None = None) -> list[MemberState]:
+def states_of(machine: Coordinator, names: Iterable[str] | None = None) -> list[MemberRow]:
     """All members, or those of these names, as the machine knows them."""
     plan = machine.standing.current or machine.standing.pending
     seats = {seat.member: (rank, seat.share) for rank, seat in enumerate(plan.seats)} if plan is not None else {}
@@ -149,7 +151,7 @@ def states_of(machine: Coordinator, names: Iterable[str] | None = None) -> list[
     for name, record in chosen.items():
         rank, share = seats.get(name, (-1, 0)) if record.fate is None else (-1, 0)
         introduction, report = record.introduction, record.report
-        state = MemberState(
+        state = MemberRow(
             member=name,
             agent=introduction.agent,
             pid=introduction.pid,
@@ -159,12 +161,19 @@ def states_of(machine: Coordinator, names: Iterable[str] | None = None) -> list[
             phase=report.phase.value,
             fate=record.fate.value if record.fate is not None else "",
             reason=record.reason,
-            generation=report.generation,
-            applied=report.applied,
+            generation=report.working.generation,
+            applied=report.working.applied,
             role=introduction.card.role,
         )
         states.append(_with_holdings(state, record, holdings) if record.is_server else state)
     return states
+
+
+def described(state: MemberRow) -> dict[str, Any]:
+    """For a command; the times are known to the journal alone."""
+    found = msgspec.structs.asdict(state)
+    del found["joined"], found["updated"]
+    return found
 
 
 def _shared_names(records: Iterable[MemberRecord]) -> set[str]:
@@ -199,7 +208,7 @@ def _holdings_of(placement: Placement) -> dict[str, _Holdings]:
     }
 
 
-def _with_holdings(state: MemberState, record: MemberRecord, holdings: Mapping[str, _Holdings]) -> MemberState:
+def _with_holdings(state: MemberRow, record: MemberRecord, holdings: Mapping[str, _Holdings]) -> MemberRow:
     """What a server holds, if it lives; of one that is ready, whether it serves or is about to leave."""
     if record.fate is not None:
         return state
@@ -210,7 +219,8 @@ def _with_holdings(state: MemberState, record: MemberRecord, holdings: Mapping[s
     elif phase == Phase.READY.value and any(held):
         phase = SERVING
     serving = record.report.serving or Serving()
-    return state._replace(
+    return msgspec.structs.replace(
+        state,
         phase=phase,
         **held._asdict(),
         num_keys=serving.num_keys,

@@ -51,7 +51,7 @@ class Census:
     def outside(self, plan: Plan) -> list[MemberRecord]:
         """Who lives, has a seat there as a newcomer, and has not got the state yet."""
         newcomers = [self.records[member] for member in plan.newcomers]
-        return [record for record in newcomers if record.fate is None and record.report.applied == NOTHING]
+        return [record for record in newcomers if record.fate is None and record.working.applied == NOTHING]
 
     def participants(self, standing: CoordinatorState) -> list[MemberRecord]:
         """Who lives and has a seat in the plan in force or in the one that is prepared."""
@@ -71,10 +71,10 @@ class Census:
         """Whether the switch was made by one that lives or has died: it works there, or got the state there, also if
         its group broke since and it works nowhere now. A coordinator that comes back may hear of it from a newcomer
         alone."""
-        if any(record.report.generation == pending.generation for record in self.of(current)):
+        if any(record.working.generation == pending.generation for record in self.of(current)):
             return True
         newcomers = (record for record in self.of(pending) if current.rank_of(record.member) < 0)
-        return any(record.report.applied > NOTHING for record in newcomers)
+        return any(record.working.applied > NOTHING for record in newcomers)
 
     def has_witness(self, newcomer: MemberRecord) -> bool:
         """Whether somebody that lives has the facts that newcomers are compared with."""
@@ -87,7 +87,7 @@ class Census:
 
     def any_has_fallen(self, plan: Plan) -> bool:
         """Whether one that has a seat there is gone, or could not form that group."""
-        return any(record.fate is not None or record.report.broken == plan.generation for record in self.of(plan))
+        return any(record.fate is not None or record.working.broken == plan.generation for record in self.of(plan))
 
     def is_troubled(self, standing: CoordinatorState) -> bool:
         """Whether the plan in force cannot go on."""
@@ -96,9 +96,9 @@ class Census:
             return False
         next_generation = pending.generation if pending is not None else current.generation
         for record in self.of(current):
-            if record.fate is not None or record.report.fenced > current.generation:
+            if record.fate is not None or record.working.fenced > current.generation:
                 return True
-            if record.report.generation > current.generation and record.report.generation != next_generation:
+            if record.working.generation > current.generation and record.working.generation != next_generation:
                 return True  # it switched to a plan that was withdrawn
         return pending is not None and self.has_begun(pending, current) and self.any_has_fallen(pending)
 
@@ -110,7 +110,7 @@ class Census:
 
     def reached(self) -> int:
         """The last operation that anybody ever applied."""
-        return max((record.report.applied for record in self.records.values()), default=NOTHING)
+        return max((record.working.applied for record in self.records.values()), default=NOTHING)
 
     def root_cause(self, last_exit: str, agents: Collection[str]) -> str:
         """Why the run failed: what the first member that failed said, if it can say more than that it met another which
@@ -120,7 +120,7 @@ class Census:
         failed = [record for record in members if record.fate is Fate.FAILED]
         if failed:
             first = min(failed, key=lambda record: _DIFFERENCE in record.reason)
-            return f"{first.describe()} raised in operation {first.report.applied + 1}:\n{first.reason}"
+            return f"{first.describe()} raised in operation {first.working.applied + 1}:\n{first.reason}"
         gone = [record for record in members if record.reason]
         if gone:
             return f"{gone[-1].describe()}: {gone[-1].reason}"
@@ -132,6 +132,6 @@ def _is_ready(record: MemberRecord) -> bool:
 
 
 def _works_in(plan: Plan, record: MemberRecord) -> bool:
-    report = record.report
-    is_there = report.generation == plan.generation and report.formed >= plan.generation
-    return record.fate is None and is_there and report.applied > NOTHING
+    working = record.working
+    is_there = working.generation == plan.generation and working.formed >= plan.generation
+    return record.fate is None and is_there and working.applied > NOTHING

@@ -33,8 +33,8 @@ class Conflicts:
         complaints = [
             (record.member, suspect)
             for record in holders
-            if record.report.broken >= generation
-            for suspect in record.report.suspects
+            if record.working.broken >= generation
+            for suspect in record.working.suspects
             if suspect in living
         ]
         # Two that complain of each other have failed once, not twice.

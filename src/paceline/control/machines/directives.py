@@ -31,13 +31,13 @@ class DirectiveWriter:
         verdict = _verdict(record, standing)
         plan = plan_of(record.member, standing) if verdict is Verdict.KNOWN else None
         generation = plan.generation if plan else 0
-        survey = record.survey if record.survey and record.survey.number > record.report.surveyed else None
+        survey = record.survey if record.survey and record.survey.number > record.working.surveyed else None
         number = survey.number if survey else 0
         content = (verdict, generation, standing.fence, record.draining, standing.halting, placement.version, number)
         if content == record.told and not asked:
             return []
         record.told = content
-        lacks = plan is not None and plan.generation > record.report.plan
+        lacks = plan is not None and plan.generation > record.working.plan
         is_news = bool(placement.ranges) and placement.version > record.report.placement
         directive = Directive(
             term=standing.term,
@@ -45,7 +45,7 @@ class DirectiveWriter:
             member=record.member,
             verdict=verdict,
             reason=record.reason,
-            fence=standing.fence if record.report.applied > NOTHING or plan else 0,
+            fence=standing.fence if record.working.applied > NOTHING or plan else 0,
             plan=plan if lacks else None,
             leave=record.draining,
             stop=bool(standing.halting),

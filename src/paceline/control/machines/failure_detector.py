@@ -53,10 +53,10 @@ class FailureDetector:
             return Loss(record, Fate.FAILED, record.report.cause)
         if exited is not None:
             return Loss(record, Fate.DEAD, f"{process} {exited}")
-        if any(record.member in other.dead for other in others):
+        if any(record.member in other.working.dead for other in others):
             return Loss(record, Fate.DEAD, f"{process} ended, as another on its host saw")
         # What broke before the plan in force is past and forgiven.
-        suspects = [other.suspects for other in others if other.broken >= generation]
+        suspects = [other.working.suspects for other in others if other.working.broken >= generation]
         is_lost = not record.connected and self._clock.has_listened
         if is_lost and any(record.member in names for names in suspects):
             return Loss(record, Fate.DEAD, "its connections broke, here and to another member")

@@ -15,7 +15,6 @@ from typing import assert_never
 
 from paceline.control.machines.member_events import (
     Action,
-    AdoptPlacement,
     ApplyOperation,
     Begin,
     Burden,
@@ -23,7 +22,6 @@ from paceline.control.machines.member_events import (
     DoOperation,
     Drop,
     Event,
-    Exit,
     Fail,
     FormGroup,
     FoundRun,
@@ -38,41 +36,34 @@ from paceline.control.machines.member_events import (
     OperationDone,
     OperationKind,
     Reach,
-    SendReport,
     StateStaged,
     StopRun,
     Surveyed,
     SwapState,
     Take,
 )
-from paceline.control.messages.members import Directive, Introduction, Report, Verdict
+from paceline.control.machines.run_member import RunMember
+from paceline.control.messages.members import Directive, Verdict, Working
 from paceline.control.messages.plan import NOTHING, Phase, Plan, PlanStart
-from paceline.control.ordering import Newest
-from paceline.placement.placement import Placement
 
 
-class Member:
+class Member(RunMember):
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.phase = Phase.BUILDING
+        super().__init__(name)
         self.applied = NOTHING
         self.fenced = 0
         self.plan: Plan | None = None  # the one this member works in
         self.next: Plan | None = None  # a switch that is being prepared
         self.stopping = False  # the end was agreed in a header
-        self.leaving = False
         self.stop_asked = False
         self.checkpoint = NOTHING
         self._burden = Burden("")
         self._left = 0
-        self._introduction: Introduction | None = None
-        self._introduced = False
         self._formed: set[int] = set()
         self._broken = 0
         self._suspects: tuple[str, ...] = ()
         self._dead: tuple[str, ...] = ()
         self._told = 0  # the newest plan heard of
-        self._placement = Placement()  # the newest one heard of
         self._joinable = False
         self._survey = 0  # the newest one heard of
         self._surveyed = Surveyed(0)  # the newest one made
@@ -80,11 +71,6 @@ class Member:
         self.agreed: Plan | None = None  # what all slots named: it starts at the next clean point
         self._fresh = False  # no operation has been completed in this plan yet
         self._wanted: OperationKind | None = None
-        self._number = 0
-        self._newest = Newest()
-        self._cause = ""
-        self._verdict: Verdict | None = None
-        self._actions: list[Action] = []
 
     # -- what others look at -----------------------------------------------------------------------------------------
 
@@ -110,13 +96,8 @@ class Member:
         nothing any more."""
         return self._verdict is not None and self.phase is not Phase.ENDED
 
-    def report(self) -> Report:
-        self._number += 1
-        return Report(
-            member=self.name,
-            number=self._number,
-            term=self._newest.term,
-            phase=self.phase,
+    def _working(self) -> Working:
+        return Working(
             plan=self._told,
             formed=max(self._formed, default=0),
             generation=self.generation,
@@ -126,18 +107,13 @@ class Member:
             fenced=self.fenced,
             applied=self.applied,
             checkpoint=self.checkpoint,
-            leaving=self.leaving,
             left=self._left,
             burden=self._burden.member,
             why_burden=self._burden.why,
             burden_in=self._burden.generation,
-            cause=self._cause,
-            placement=self._placement.version,
             joinable=self._joinable,
             surveyed=self._surveyed.number,
             unreachable=self._surveyed.unreachable,
-            introduction=None if self._introduced else self._introduction,
-            held=None if self._introduced or not self._placement.version else self._placement,
         )
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -159,7 +135,7 @@ class Member:
                 case Surveyed():
                     self._on_surveyed(event)
                 case StopRun():
-                    self._on_stop()
+                    self.stop_asked = True
                 case Fail():
                     self._on_fail(event)
                 case Directive():
@@ -182,26 +158,13 @@ class Member:
                     assert_never(event)
         return self._actions
 
-    def _do(self, action: Action) -> None:
-        self._actions.append(action)
-
-    def _say(self) -> None:
-        self._do(SendReport(self.report()))
-
     def _on_ready(self, event: MemberReady) -> None:
-        self._introduction = event.introduction
         self.checkpoint = event.checkpoint
-        self.phase = Phase.READY
-        self._say()
+        super()._on_ready(event)
 
     def _on_looked(self, event: Looked) -> None:
         if not self.holds_state and event.checkpoint != self.checkpoint:
             self.checkpoint = event.checkpoint
-            self._say()
-
-    def _on_leave(self) -> None:
-        if not self.leaving:
-            self.leaving = True
             self._say()
 
     def _on_burden(self, event: Burden) -> None:
@@ -220,34 +183,16 @@ class Member:
             self._surveyed = event
             self._say()
 
-    def _on_stop(self) -> None:
-        self.stop_asked = True
-
     def _on_fail(self, event: Fail) -> None:
-        self.phase = Phase.FAILED
-        self._cause = event.cause
         self._promise(self.generation + 1)
-        self._say()
+        super()._on_fail(event)
 
     # -- the coordinator's word --------------------------------------------------------------------------------------
 
     def _on_directive(self, directive: Directive) -> None:
-        if not self._newest.passes(directive):
+        if not self._follow(directive):
             return
-        if directive.verdict in (Verdict.REFUSED, Verdict.EVICTED, Verdict.FAILED):
-            self._end(directive.verdict, directive.reason)
-            return
-        if directive.verdict is Verdict.RELEASED:
-            self._end(directive.verdict, directive.reason)
-            return
-        self._introduced = directive.verdict is Verdict.KNOWN
-        if directive.leave and not self.leaving:
-            self.leaving = True
         self.stop_asked = self.stop_asked or directive.stop
-        placement = directive.placement
-        if placement is not None and placement.version > self._placement.version:
-            self._placement = placement
-            self._do(AdoptPlacement(placement))  # before a plan that may need it
         if directive.survey is not None and directive.survey.number > self._survey:
             self._survey = directive.survey.number
             self._do(Reach(directive.survey))
@@ -255,13 +200,12 @@ class Member:
         if directive.plan is not None and directive.plan.generation > self._told:
             self._adopt(directive.plan)
             changed = True
-        if changed or (not self._introduced and self._introduction is not None):
+        if changed or self._is_to_introduce_itself:
             self._say()
 
     def _end(self, verdict: Verdict, reason: str) -> None:
-        self._verdict = verdict
         self._wanted = None
-        self._do(Exit(verdict, reason))
+        super()._end(verdict, reason)
 
     def _promise(self, fence: int) -> bool:
         """Never again apply anything of a generation below the fence; whether that is news."""

@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-from paceline.control.messages.members import Introduction, Report, Serving, Survey
+from paceline.control.messages.members import Introduction, Report, Serving, Survey, Working
 from paceline.control.messages.plan import Phase
 from paceline.wire.decoding import decode
 
@@ -58,6 +58,11 @@ class MemberRecord:
         return self.report.number
 
     @property
+    def working(self) -> Working:
+        """What it said last of its work."""
+        return self.report.working
+
+    @property
     def is_going(self) -> bool:
         """Wants to leave, or was asked to."""
         return self.report.leaving or self.draining
@@ -76,9 +81,8 @@ class MemberRecord:
         serving = self.report.serving
         if serving is not None:  # figures are for people, and for the next tick
             serving = Serving(serving.version, serving.synced, serving.handed)
-        return msgspec.structs.replace(
-            self.report, number=0, term=0, applied=min(self.report.applied, 0), placement=0, serving=serving
-        )
+        working = msgspec.structs.replace(self.working, applied=min(self.working.applied, 0))
+        return msgspec.structs.replace(self.report, number=0, term=0, placement=0, working=working, serving=serving)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

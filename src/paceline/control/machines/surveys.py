@@ -55,7 +55,7 @@ class Surveys:
         return [record for record in holders if record.host not in keep]
 
     def _is_awaited(self, record: MemberRecord, now: float) -> bool:
-        if record.survey is None or record.report.surveyed >= self._number:
+        if record.survey is None or record.working.surveyed >= self._number:
             return False
         return now - self._asked_at[record.member] <= self._silence_s
 
@@ -94,8 +94,8 @@ class Surveys:
         )
 
     def _has_reached(self, one: MemberRecord, other: MemberRecord) -> bool:
-        report = one.report
-        return report.surveyed == self._examination and other.member not in report.unreachable
+        working = one.working
+        return working.surveyed == self._examination and other.member not in working.unreachable
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -115,8 +115,8 @@ def _has_complaint(holders: Sequence[MemberRecord], generation: int) -> bool:
     return any(
         suspect in host_of and host_of[suspect] != record.host
         for record in holders
-        if record.report.broken >= generation
-        for suspect in record.report.suspects
+        if record.working.broken >= generation
+        for suspect in record.working.suspects
     )
 
 
@@ -130,7 +130,7 @@ def _weights(holders: Sequence[MemberRecord], coordinator: str) -> list[HostWeig
     for record in holders:
         hosts.setdefault(record.host, []).append(record)
     return [
-        HostWeight(host, len(there), max(record.report.applied for record in there), host == coordinator)
+        HostWeight(host, len(there), max(record.working.applied for record in there), host == coordinator)
         for host, there in hosts.items()
     ]
 
@@ -141,10 +141,10 @@ def _cut_between(holders: Sequence[MemberRecord], number: int) -> set[tuple[str,
     tried: set[tuple[str, str]] = set()
     reached: set[tuple[str, str]] = set()
     for record in holders:
-        if record.report.surveyed >= number:
+        if record.working.surveyed >= number:
             for other in holders:
                 if other.host != record.host and record.survey and other.member in record.survey.targets:
-                    (tried if other.member in record.report.unreachable else reached).add((record.host, other.host))
+                    (tried if other.member in record.working.unreachable else reached).add((record.host, other.host))
     return tried - reached
 
 

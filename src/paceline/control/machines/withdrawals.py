@@ -39,11 +39,11 @@ class Withdrawals:
         return all(self._has_answered(current, record) for record in seated)
 
     def _has_answered(self, current: Plan, record: MemberRecord) -> bool:
-        report = record.report
-        if not record.connected or report.broken == self._generation:
+        working = record.working
+        if not record.connected or working.broken == self._generation:
             return True
         # A newcomer that has formed the group waits there for the state, and will find it broken.
-        return current.rank_of(record.member) >= 0 and report.formed >= self._generation
+        return current.rank_of(record.member) >= 0 and working.formed >= self._generation
 
     def is_too_early(self, seated: Iterable[MemberRecord], now: float) -> bool:
         """Whether these are the seats of the switch that broke just now."""

@@ -53,24 +53,18 @@ class Survey(msgspec.Struct, frozen=True):
     targets: dict[str, tuple[str, int]]
 
 
-class Report(msgspec.Struct, frozen=True):
-    """All that matters of a member; numbered, so that an older one that comes late is known as such.
+class Working(msgspec.Struct, frozen=True):
+    """What a worker says of itself.
 
     `plan` is the newest generation it has been told of, `formed` the newest whose group it has formed, `generation` the
-    one it works in, `broken` the newest that cannot work, as far as it knows, because of `suspects`. `fenced` is its
-    promise: it applies nothing more of a generation below. `dead` are members whose end the kernel told it of.
-    `checkpoint` is the newest operation that it could found the run from. `left` is the generation
-    by whose switch it left the run, 0 while it has not. `burden` is a member without which the run would be faster, as
-    seen in generation `burden_in`, and `why_burden` the figures. `placement` is the newest version of the placement it
-    has been told of, `serving` what only servers say. `joinable` says, where workers do leases, that this one is in
-    its loop over them, or has done no operation since: others may join now. `surveyed` is the newest survey that it
-    has made, `unreachable` whom it could not reach then. `held` is the placement it goes by, said to a coordinator that
-    does not know this member: it may have forgotten where the ranges are."""
+    one it works in, `broken` the newest that cannot work, as far as it knows, because of `suspects`. `dead` are members
+    whose end the kernel told it of. `fenced` is its promise: it applies nothing more of a generation below. `applied`
+    is the last operation that it has applied, `checkpoint` the newest that it could found the run from. `left` is the
+    generation by whose switch it left the run, 0 while it has not. `burden` is a member without which the run would be
+    faster, as seen in generation `burden_in`, and `why_burden` the figures. `joinable` says, where workers do leases,
+    that this one is in its loop over them, or has done no operation since: others may join now. `surveyed` is the
+    newest survey that it has made, `unreachable` whom it could not reach then."""
 
-    member: str
-    number: int
-    term: int
-    phase: Phase
     plan: int = 0
     formed: int = 0
     generation: int = 0
@@ -80,19 +74,32 @@ class Report(msgspec.Struct, frozen=True):
     fenced: int = 0
     applied: int = NOTHING
     checkpoint: int = NOTHING
-    leaving: bool = False
     left: int = 0
     burden: str = ""
     why_burden: str = ""
     burden_in: int = 0
-    cause: str = ""
-    placement: int = 0
-    serving: Serving | None = None
     joinable: bool = False
     surveyed: int = 0
     unreachable: tuple[str, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All that matters of a member; numbered, so that an older one that comes late is known as such. `placement` is the
+    newest version of the placement it has been told of. `held` is the placement it goes by, said to a coordinator that
+    does not know this member: it may have forgotten where the ranges are. Who is no worker is `working` on nothing,
+    and only servers are `serving`."""
+
+    member: str
+    number: int
+    term: int
+    phase: Phase
+    leaving: bool = False
+    cause: str = ""
+    placement: int = 0
     introduction: Introduction | None = None
     held: Placement | None = None
+    working: Working = Working()
+    serving: Serving | None = None
 
 
 class Verdict(Enum):

@@ -32,9 +32,9 @@ import msgspec
 from paceline.control.exit_codes import BROKEN, ENDED, FAILED, FULL, INTERRUPTED
 from paceline.control.journal.disk import Cosmetic, is_want_of_room
 from paceline.control.journal.folder import FolderLock, FolderRefused, prepare
-from paceline.control.journal.journal import Journal, MemberState
+from paceline.control.journal.journal import Journal, MemberRow
 from paceline.control.journal.reader import STARTING
-from paceline.control.journal.recorder import Recorder, states_of
+from paceline.control.journal.recorder import Recorder, described, states_of
 from paceline.control.leases.messages import LeaseReport
 from paceline.control.machines.coordinator import Coordinator
 from paceline.control.machines.coordinator_events import Connected, Disconnected, Drain, Halt, Tick
@@ -249,7 +249,7 @@ class CoordinatorService:
 
     # -- the recorder's side -----------------------------------------------------------------------------------------
 
-    def _look(self) -> tuple[list[MemberState], dict[str, str]]:
+    def _look(self) -> tuple[list[MemberRow], dict[str, str]]:
         with self._driver.standing_still() as machine:
             states, standing, starting = states_of(machine), machine.standing, machine.starting()
         status = _ending_of(standing) or ("gathering" if standing.current is None else "running")
@@ -282,7 +282,7 @@ class CoordinatorService:
                 over=standing.over,
                 reason=standing.reason,
                 halting=standing.halting,
-                members=[state._asdict() for state in states],
+                members=[described(state) for state in states],
             )
         )
 

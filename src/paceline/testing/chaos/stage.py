@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paceline.engine.reaper import stat_of
 from paceline.testing.chaos import copies
 from paceline.testing.chaos.beats import Beats, WorkerBeats
 from paceline.testing.chaos.expecting import Injury, stretch
@@ -234,7 +235,7 @@ class ChaosRun:
                 with contextlib.suppress(OSError):
                     if f"{TOKEN}={self.token}".encode() not in (entry / "environ").read_bytes():
                         continue
-                    if state_of(int(entry.name)) not in ("", "Z", "X"):
+                    if is_alive(int(entry.name)):
                         line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                         found[int(entry.name)] = line
         return found
@@ -349,20 +350,9 @@ def _small_disk(folder: Path) -> Iterator[None]:
         keep.rename(folder)
 
 
-def state_of(pid: int) -> str:
-    """One letter, or empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
 def is_alive(pid: int) -> bool:
-    return state_of(pid) not in ("", "Z", "X")
+    return (stat := stat_of(pid)) is not None and stat.is_alive
 
 
 def parent_of(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    return stat.parent if (stat := stat_of(pid)) is not None else 0

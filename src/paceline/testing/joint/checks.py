@@ -51,7 +51,7 @@ class Checks:
         if founding.GONE_ON in note.text:
             machine = self._world.head.machine
             assert machine is not None
-            last = machine.records[note.member].report.plan
+            last = machine.records[note.member].working.plan
             self.check(self._newest > last, f"nobody has gone on after generation {last}: {note}")
         elif note.kind == "dead" and "its connections broke" not in note.text:
             self.check(not process.alive, f"{note.member} was taken for dead, but it lives: {note}")
@@ -204,7 +204,7 @@ class Checks:
         if any(not server.line.is_up for server in members):
             return False
         names = [server.name for server in members]
-        return world.loads.is_level(machine.placement, names, machine._manager.aim.num_moves)
+        return world.loads.is_level(machine.placement, names, machine._memory.manager.aim.num_moves)
 
     def _is_whole(self, replicas: Replicas, members: list[SimulatedServer]) -> bool:
         enough = min(self._world.num_replicas, len(members))
@@ -228,7 +228,7 @@ class Checks:
         if current is None or world.head.is_halting:
             return
         reports = [record.report for record in machine.records.values()]
-        ended = [report.applied for report in reports if report.phase is Phase.ENDED]
+        ended = [report.working.applied for report in reports if report.phase is Phase.ENDED]
         if not ended:
             return
         if not world.is_leased:

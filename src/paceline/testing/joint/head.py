@@ -81,8 +81,7 @@ class Head:
         self._choices = world.mutation.choices(PLAN_AGAIN_S)
         self._inbox, self._unsaid, self._looks = [], [], False
         self.is_stopped = self.crashes_soon = False
-        self._handle([], self.machine._first_actions)
-        self.machine._first_actions = []
+        self._handle([], self.machine.take_actions())
         world.after(world.random.random() * TICK_S, self._tick, self._incarnation)
 
     def crash(self) -> None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from paceline.testing.joint.world import World
 
 AGENT_S = 0.3
-RESTART_S = 0.3
 
 
 class SimulatedProcess:

@@ -108,7 +108,7 @@ class SimulatedServer(SimulatedProcess):
 
     @property
     def is_leaving(self) -> bool:
-        return self.machine._leaving
+        return self.machine.leaving
 
     def _post(self, event: Any) -> None:
         for action in self.machine.handle(event):

@@ -231,21 +231,21 @@ class SimulatedWorker(SimulatedProcess):
     def _act(self, action: Action) -> None:
         match action:
             case SendReport():
-                self._do_say(action)
+                self.line.say(action.report)
             case AdoptPlacement():
-                self._do_adopt(action)
+                self.placement = action.placement
             case Reach():
-                self._do_reach(action)
+                self.later(self.world.random.uniform(0.0, 0.3), self._surveyed, action)
             case FormGroup():
                 self._do_form(action)
             case Drop():
-                self._do_drop(action)
+                self.world.drop_groups(self, action.below)
             case FoundRun():
                 self._do_found(action)
             case Give():
                 self._do_give(action)
             case Take():
-                self._do_take(action)
+                self.world.group_of(action.plan).take(self, action)
             case SwapState():
                 self._do_swap()
             case DoOperation():
@@ -257,15 +257,6 @@ class SimulatedWorker(SimulatedProcess):
             case _:
                 assert_never(action)
 
-    def _do_say(self, action: SendReport) -> None:
-        self.line.say(action.report)
-
-    def _do_adopt(self, action: AdoptPlacement) -> None:
-        self.placement = action.placement
-
-    def _do_reach(self, action: Reach) -> None:
-        self.later(self.world.random.uniform(0.0, 0.3), self._surveyed, action)
-
     def _surveyed(self, action: Reach) -> None:
         missing = tuple(name for name in action.survey.targets if not self.world.can_dial(self.name, name))
         self.post(Surveyed(action.survey.number, missing))
@@ -275,9 +266,6 @@ class SimulatedWorker(SimulatedProcess):
         if not self.machine.holds_state:
             self.world.faults.joins(self)
         self.world.group_of(action.plan).arrive(self)
-
-    def _do_drop(self, action: Drop) -> None:
-        self.world.drop_groups(self, action.below)
 
     def _do_found(self, action: FoundRun) -> None:
         plan = self.machine.plan
@@ -296,9 +284,6 @@ class SimulatedWorker(SimulatedProcess):
         gift = Whole(self.state, self._last) if action.whole else self._last
         assert gift is not None
         self.world.group_of(action.plan).give(action, gift)
-
-    def _do_take(self, action: Take) -> None:
-        self.world.group_of(action.plan).take(self, action)
 
     def staged(self, generation: int, whole: Whole) -> None:
         """The whole state has arrived, through the group of a generation."""

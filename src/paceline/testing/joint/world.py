@@ -21,7 +21,7 @@ from paceline.testing.joint.halting import SimulatedHalting
 from paceline.testing.joint.head import Head
 from paceline.testing.joint.lines import SimulatedConnection
 from paceline.testing.joint.loads import Loads
-from paceline.testing.joint.mutations.mutation import SOUND, Mutation
+from paceline.testing.joint.mutation import SOUND, Mutation
 from paceline.testing.joint.processes import SimulatedAgent, SimulatedProcess
 from paceline.testing.joint.servers import SimulatedServer
 from paceline.testing.joint.truth import Truth, Violation
@@ -80,8 +80,23 @@ class World:
         self.lags = (0.0, 0.0, 0.05, 0.3) if self.is_served and not calm else (0.0,)
         count = draw.randint(1, 5) if not self.is_served else draw.randint(1, 4)
         self.first_servers = max(self.num_replicas, draw.randint(1, 4)) if self.is_served else 0
-        settings = RunSettings(
-            wanted=count,
+        self.checks = Checks(self)
+        self.loads = Loads(self)
+        self.halting = SimulatedHalting(self)
+        num_hosts = draw.choice([1, 2, 2, 3, 4])
+        self.hosts = "abcd"[: mutation.num_hosts or num_hosts]
+        self.head = Head(self, self._settings(count))
+        self.agents = {host: SimulatedAgent(self, host) for host in self.hosts}
+        self.lingers = self.is_served and draw.random() < 0.7
+        for _ in range(self.first_servers):
+            self.agent().start_server()
+        for _ in range(count):
+            self.agent().start()
+        self.faults = Faults(self, calm=calm)
+
+    def _settings(self, num_workers: int) -> RunSettings:
+        return RunSettings(
+            wanted=num_workers,
             grace_s=1.0,
             silence_s=1.0,
             stuck_s=3.0,
@@ -92,19 +107,6 @@ class World:
             servers=self.first_servers,
             replicas=self.num_replicas,
         )
-        self.checks = Checks(self)
-        self.loads = Loads(self)
-        self.halting = SimulatedHalting(self)
-        num_hosts = draw.choice([1, 2, 2, 3, 4])
-        self.hosts = "abcd"[: mutation.num_hosts or num_hosts]
-        self.head = Head(self, settings)
-        self.agents = {host: SimulatedAgent(self, host) for host in self.hosts}
-        self.lingers = self.is_served and draw.random() < 0.7
-        for _ in range(self.first_servers):
-            self.agent().start_server()
-        for _ in range(count):
-            self.agent().start()
-        self.faults = Faults(self, calm=calm)
 
     # -- time --------------------------------------------------------------------------------------------------------
 

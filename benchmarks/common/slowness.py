@@ -8,7 +8,7 @@
 
 A quota slows down everything that a process does, whatever it runs, and needs the right to make cgroups (root, or a
 folder that was delegated); `quota_obstacle` says why there is none. Sleeping needs nothing, but slows down only what
-`Synchronous` computes.
+`Updater` computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.strategy.synchronous import Synchronous
+from paceline.strategy.updater import Updater
 
 # The kernel takes no less for either; the shorter they are, the less a slow process stands still at a time.
 _LEAST_US = 1_000
@@ -138,18 +138,18 @@ def _existing(mount: Path, own: str) -> Path:
 
 @contextlib.contextmanager
 def slowed(factor: Callable[[], float]) -> Iterator[None]:
-    """Until the end of the block, `Synchronous.compute` takes `factor()` times as long in this process."""
-    usual = Synchronous.compute
+    """Until the end of the block, `Updater.compute` takes `factor()` times as long in this process."""
+    usual = Updater.compute
 
     @functools.wraps(usual)
-    def slow(self: Synchronous, *arguments: Any, **named: Any) -> Any:
+    def slow(self: Updater, *arguments: Any, **named: Any) -> Any:
         began = time.monotonic()
         result = usual(self, *arguments, **named)
         time.sleep(max(0.0, factor() - 1.0) * (time.monotonic() - began))
         return result
 
-    Synchronous.compute = slow  # type: ignore[method-assign]
+    Updater.compute = slow  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Synchronous.compute = usual  # type: ignore[method-assign]
+        Updater.compute = usual  # type: ignore[method-assign]

@@ -4,10 +4,7 @@ Each replaces a class of `paceline.control`, `paceline.placement` or `paceline.s
 itself reads.
 """
 
-from paceline.testing.joint.mutations.mutation import SOUND, Mutation
-from paceline.testing.joint.mutations.of_control import OF_CONTROL
-from paceline.testing.joint.mutations.of_servers import OF_SERVERS
+from tests.control.mutations.of_control import OF_CONTROL
+from tests.control.mutations.of_servers import OF_SERVERS
 
 MUTATIONS = [*OF_CONTROL, *OF_SERVERS]
-
-__all__ = ["MUTATIONS", "SOUND", "Mutation"]

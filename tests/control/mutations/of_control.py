@@ -11,12 +11,15 @@ from paceline.collective.agreement import Agreed, Course, agreed
 from paceline.control.machines.choices import Choices
 from paceline.control.machines.coordinator import Coordinator
 from paceline.control.machines.coordinator_events import Event
+from paceline.control.machines.founding import Founding
 from paceline.control.machines.member import Member
 from paceline.control.machines.member_events import OperationDone
+from paceline.control.machines.memory import CoordinatorMemory
+from paceline.control.machines.planner import Planner
 from paceline.control.machines.roster import Fate, MemberRecord
 from paceline.control.messages.members import Directive, Report, Verdict
 from paceline.control.messages.plan import NOTHING, Phase, Plan
-from paceline.testing.joint.mutations.mutation import Mutation
+from tests.control.mutations.mutating import mutated
 
 
 class _CountsHolders(Member):
@@ -36,7 +39,9 @@ class _SaysLess(Member):
 
     def report(self) -> Report:
         report = super().report()
-        return msgspec.structs.replace(report, applied=report.applied - 1) if report.applied > 0 else report
+        working = report.working
+        working = msgspec.structs.replace(working, applied=working.applied - (working.applied > 0))
+        return msgspec.structs.replace(report, working=working)
 
 
 class _HoldsBeforeItHas(Member):
@@ -62,35 +67,38 @@ class _SwitchesAnywhere(Member):
             self._switch()
 
 
-class _WaitsForNoPromise(Coordinator):
-    def _recover(self) -> None:
-        for record in self.census.participants(self.standing):
-            record.report = msgspec.structs.replace(record.report, fenced=self.standing.fence)
-        super()._recover()
+class _WaitsForNoPromise(Planner):
+    def recover(self, current: Plan) -> None:
+        standing = self._memory.standing
+        for record in self._census.participants(standing):
+            working = msgspec.structs.replace(record.working, fenced=standing.fence)
+            record.report = msgspec.structs.replace(record.report, working=working)
+        super().recover(current)
 
 
-class _IgnoresWhoIsAhead(Coordinator):
-    def _recover(self) -> None:
-        super()._recover()
-        current = self.standing.current
-        if current is not None and current.gifts and current.generation == self.standing.fence:
-            self._keep(current=msgspec.structs.replace(current, gifts={}, base=current.base - 1))
+class _IgnoresWhoIsAhead(Planner):
+    def recover(self, current: Plan) -> None:
+        super().recover(current)
+        standing = self._memory.standing
+        plan = standing.current
+        if plan is not None and plan.gifts and plan.generation == standing.fence:
+            self._memory.keep(current=msgspec.structs.replace(plan, gifts={}, base=plan.base - 1))
 
 
-class _KeepsTheParted(Coordinator):
+class _KeepsTheParted(Planner):
     """Goes on with all, and with those who did not go for any other reason, as if they could reach each other."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, memory: CoordinatorMemory, host: str) -> None:
+        super().__init__(memory, host)
         self._surveys.parted = lambda *_: []  # type: ignore[method-assign]
         self._conflicts.worst_of = lambda *_: None  # type: ignore[method-assign]
 
 
-class _RemembersNoPlan(Coordinator):
-    def _keep(self, **changes: object) -> None:
-        super()._keep(**changes)
+class _RemembersNoPlan(CoordinatorMemory):
+    def keep(self, **changes: object) -> None:
+        super().keep(**changes)
         if "current" in changes or "pending" in changes:
-            self._actions.pop()
+            self.actions.pop()
 
 
 class _GoesByTheClock(Coordinator):
@@ -114,12 +122,12 @@ class _SendsAPlanOnce(Choices):
         return chosen
 
 
-class _DismissesHolders(Coordinator):
+class _DismissesHolders(Founding):
     """Whoever it does not know has nothing that is worth keeping."""
 
-    def _adopt_holders(self, holders: list[MemberRecord]) -> None:
-        for record in holders:
-            self._end(record, Fate.EVICTED, "is of no run that is known here")
+    def _adopt_holders(self, state_holders: list[MemberRecord]) -> None:
+        for record in state_holders:
+            self._memory.end(record, Fate.EVICTED, "is of no run that is known here")
 
 
 class _LetsHoldersGo(Coordinator):
@@ -129,7 +137,7 @@ class _LetsHoldersGo(Coordinator):
         super()._release_idle()
         for record in self.census.alive:
             if record.is_going and self.plan_of(record.member) is None:
-                self._end(record, Fate.RELEASED, "left the run")
+                self._memory.end(record, Fate.RELEASED, "left the run")
 
 
 class _BelievesOnlyWhoWorks(Coordinator):
@@ -146,10 +154,10 @@ class _BelievesOnlyWhoWorks(Coordinator):
 
     @staticmethod
     def _works_in(plan: Plan, record: MemberRecord) -> bool:
-        return record.report.generation == plan.generation and record.report.applied > NOTHING
+        return record.working.generation == plan.generation and record.working.applied > NOTHING
 
 
-class _HearsNobodyFirst(Coordinator):
+class _HearsNobodyFirst(Founding):
     """When it comes back and knows of no run, it founds one with whoever speaks first."""
 
     def _may_have_forgotten(self) -> bool:
@@ -165,119 +173,55 @@ class _CountsFromOneAgain(Coordinator):
 
 class _UsesGenerationsAgain(_CountsFromOneAgain):
     def _on_report(self, report: Report) -> bool:
-        return super()._on_report(msgspec.structs.replace(report, plan=min(report.plan, self.standing.newest)))
+        plan = min(report.working.plan, self.standing.newest)
+        working = msgspec.structs.replace(report.working, plan=plan)
+        return super()._on_report(msgspec.structs.replace(report, working=working))
 
 
 def _keeps_its_own(largest: Sequence[int], size: int) -> Agreed:
     return Agreed(Course.KEEP) if largest[0] else agreed(largest, size)
 
 
+_TOGETHER = ("allreduce",)
+
 OF_CONTROL = [
-    Mutation(
-        "counts the holders of a next plan, not what their slots name",
-        theme="joins",
-        modes=("allreduce",),
-        member=_CountsHolders,
+    mutated("counts the holders of a next plan, not what their slots name", "joins", _TOGETHER, member=_CountsHolders),
+    mutated("counts as a holder of state that has not arrived", "joins", _TOGETHER, member=_HoldsBeforeItHas),
+    mutated("promises to leave a generation, and goes on in it", "deaths", _TOGETHER, member=_KeepsNoPromise),
+    mutated("says less than it has applied", "deaths", _TOGETHER, member=_SaysLess),
+    mutated("exits before all have acknowledged the end", "", _TOGETHER, member=_LeavesEarly),
+    mutated("switches where loop bodies have yet to run", "joins", _TOGETHER, member=_SwitchesAnywhere),
+    mutated("makes a plan before all have promised", "deaths", _TOGETHER, planner=_WaitsForNoPromise),
+    mutated("starts from the one behind, not the one ahead", "deaths", _TOGETHER, planner=_IgnoresWhoIsAhead),
+    mutated(
+        "goes on with hosts that cannot reach each other", "partitions", _TOGETHER, num_hosts=4, planner=_KeepsTheParted
     ),
-    Mutation(
-        "counts as a holder of state that has not arrived",
-        theme="joins",
-        modes=("allreduce",),
-        member=_HoldsBeforeItHas,
-    ),
-    Mutation(
-        "promises to leave a generation, and goes on in it",
-        theme="deaths",
-        modes=("allreduce",),
-        member=_KeepsNoPromise,
-    ),
-    Mutation("says less than it has applied", theme="deaths", modes=("allreduce",), member=_SaysLess),
-    Mutation("exits before all have acknowledged the end", modes=("allreduce",), member=_LeavesEarly),
-    Mutation(
-        "switches where loop bodies have yet to run", theme="joins", modes=("allreduce",), member=_SwitchesAnywhere
-    ),
-    Mutation(
-        "makes a plan before all have promised", theme="deaths", modes=("allreduce",), coordinator=_WaitsForNoPromise
-    ),
-    Mutation(
-        "starts from the one behind, not the one ahead",
-        theme="deaths",
-        modes=("allreduce",),
-        coordinator=_IgnoresWhoIsAhead,
-    ),
-    Mutation(
-        "goes on with hosts that cannot reach each other",
-        theme="partitions",
-        modes=("allreduce",),
-        num_hosts=4,
-        coordinator=_KeepsTheParted,
-    ),
-    Mutation(
+    mutated(
         "goes on with hosts that cannot reach each other, where leases are done",
-        theme="partitions",
-        modes=("async", "bounded"),
+        "partitions",
+        ("async", "bounded"),
         num_hosts=4,
-        coordinator=_KeepsTheParted,
+        planner=_KeepsTheParted,
     ),
-    Mutation(
-        "forgets what it told when it comes back",
-        theme="coordinator",
-        modes=("allreduce",),
-        coordinator=_RemembersNoPlan,
+    mutated("forgets what it told when it comes back", "coordinator", _TOGETHER, memory=_RemembersNoPlan),
+    mutated("takes its own pause for silence of the others", "pauses", _TOGETHER, coordinator=_GoesByTheClock),
+    mutated("sends a plan once, whatever becomes of the connection", "coordinator", _TOGETHER, choices=_SendsAPlanOnce),
+    mutated("dismisses who holds the state of a run that it forgot", "journal", _TOGETHER, founding=_DismissesHolders),
+    mutated(
+        "founds a run before it has heard who may hold the state", "journal", _TOGETHER, founding=_HearsNobodyFirst
     ),
-    Mutation(
-        "takes its own pause for silence of the others",
-        theme="pauses",
-        modes=("allreduce",),
-        coordinator=_GoesByTheClock,
-    ),
-    Mutation(
-        "sends a plan once, whatever becomes of the connection",
-        theme="coordinator",
-        modes=("allreduce",),
-        choices=_SendsAPlanOnce,
-    ),
-    Mutation(
-        "dismisses who holds the state of a run that it forgot",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=_DismissesHolders,
-    ),
-    Mutation(
-        "founds a run before it has heard who may hold the state",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=_HearsNobodyFirst,
-    ),
-    Mutation(
-        "uses generations again that it forgot",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=_UsesGenerationsAgain,
-    ),
-    Mutation(
+    mutated("uses generations again that it forgot", "journal", _TOGETHER, coordinator=_UsesGenerationsAgain),
+    mutated(
         "takes the word of a newcomer whose group broke for nothing",
-        theme="takeovers",
-        modes=("allreduce",),
+        "takeovers",
+        _TOGETHER,
         coordinator=_BelievesOnlyWhoWorks,
     ),
-    Mutation(
-        "counts from one again when its journal is lost",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=_CountsFromOneAgain,
+    mutated("counts from one again when its journal is lost", "journal", _TOGETHER, coordinator=_CountsFromOneAgain),
+    mutated(
+        "lets go who holds a state that no plan speaks of, and leaves", "journal", _TOGETHER, coordinator=_LetsHoldersGo
     ),
-    Mutation(
-        "lets go who holds a state that no plan speaks of, and leaves",
-        theme="journal",
-        modes=("allreduce",),
-        coordinator=_LetsHoldersGo,
-    ),
-    Mutation(
-        "keeps its own cost model, whatever the others have",
-        theme="joins",
-        modes=("allreduce",),
-        num_hosts=3,
-        agrees=_keeps_its_own,
+    mutated(
+        "keeps its own cost model, whatever the others have", "joins", _TOGETHER, num_hosts=3, agrees=_keeps_its_own
     ),
 ]

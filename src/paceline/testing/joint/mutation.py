@@ -1,4 +1,4 @@
-"""What a mutation replaces."""
+"""What a test may replace in a simulated run, to see that the simulator finds it (`tests/control/mutations`)."""
 
 from __future__ import annotations
 

@@ -9,10 +9,9 @@ import msgspec
 
 from paceline.control.leases.dispatcher import LeaseDispatcher
 from paceline.control.leases.lease_set import LeaseSet
-from paceline.control.machines.coordinator import Coordinator
-from paceline.control.machines.coordinator_events import Remember
 from paceline.control.machines.member_events import Exit
-from paceline.control.machines.server_manager import Aim, Change, ServerManager
+from paceline.control.machines.memory import CoordinatorMemory
+from paceline.control.machines.server_manager import Aim, ServerManager
 from paceline.control.machines.server_member import ServerMember
 from paceline.control.messages.members import Verdict
 from paceline.placement.evolving import Heard
@@ -20,7 +19,7 @@ from paceline.placement.gauge import LoadWindow
 from paceline.placement.placement import Placement, Replicas
 from paceline.placement.placing import Homes
 from paceline.server.errand import Errand
-from paceline.server.keeper import PendingAnswer, RangeKeeper, Tenure
+from paceline.server.keeper import PendingAnswer, RangeKeeper
 from paceline.server.messages import (
     Acknowledged,
     ApplyLease,
@@ -33,7 +32,8 @@ from paceline.server.messages import (
     ServerRequest,
     StageStep,
 )
-from paceline.testing.joint.mutations.mutation import Mutation
+from paceline.server.tenure import Tenure
+from tests.control.mutations.mutating import mutated
 
 # -- what is acknowledged, and shown -----------------------------------------------------------------------------------
 
@@ -69,9 +69,13 @@ class _RefusesOnce(RangeKeeper):
 # -- what counts, once -------------------------------------------------------------------------------------------------
 
 
+class _AnyLeaseIsNew(Tenure):
+    def judge(self, push: Push) -> bool | Refusal:
+        return True if isinstance(push, ApplyLease) else super().judge(push)
+
+
 class _CountsEveryPush(RangeKeeper):
-    def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
-        return True if isinstance(push, ApplyLease) else super()._judge(tenure, push)
+    tenure_type = _AnyLeaseIsNew
 
 
 class _KeepsNoRecord(RangeKeeper):
@@ -98,9 +102,13 @@ class _TakesForwardsAgain(RangeKeeper):
         return super().take(sender, forward, parcel)
 
 
+class _AnyLoadIsNew(Tenure):
+    def judge(self, push: Push) -> bool | Refusal:
+        return True if isinstance(push, Load) else super().judge(push)
+
+
 class _LoadsAgain(RangeKeeper):
-    def _judge(self, tenure: Tenure, push: Push) -> bool | Refusal:
-        return True if isinstance(push, Load) else super()._judge(tenure, push)
+    tenure_type = _AnyLoadIsNew
 
 
 class _TakesLostForDone(Errand):
@@ -275,12 +283,10 @@ class _WaitsForTheForgotten(LeaseDispatcher):
         return -1 if any(lease < held for held in self._holder) else lease
 
 
-class _RemembersNoPlacement(Coordinator):
-    def _place(self, change: Change) -> None:
-        super()._place(change)
-        self._actions = [
-            action for action in self._actions if not (isinstance(action, Remember) and action.key == "placement")
-        ]
+class _RemembersNoPlacement(CoordinatorMemory):
+    def remember(self, key: str, value: object) -> None:
+        if key != "placement":
+            super().remember(key, value)
 
 
 class _GoesAtOnce(ServerMember):
@@ -291,157 +297,70 @@ class _GoesAtOnce(ServerMember):
         self._actions.append(Exit(Verdict.RELEASED, "it was asked to leave"))
 
 
-def _managed_by(kind: type[ServerManager]) -> type[Coordinator]:
-    return type("_Managed", (Coordinator,), {"manager_type": kind})
-
-
-def _with_desk(kind: type[LeaseDispatcher]) -> type[Coordinator]:
-    return type("_Desked", (Coordinator,), {"desk_type": kind})
-
-
 _SERVED = ("sync", "async", "bounded")
 
 OF_SERVERS = [
-    Mutation(
-        "acknowledges before the backup has it",
-        theme="server deaths",
-        modes=_SERVED,
-        num_replicas=2,
-        keeper=_WaitsForNobody,
+    mutated("acknowledges before the backup has it", "server deaths", _SERVED, num_replicas=2, keeper=_WaitsForNobody),
+    mutated(
+        "shows what its backups do not have", "server deaths", ("bounded",), num_replicas=3, keeper=_ShowsWhatOnlyItHas
     ),
-    Mutation(
-        "shows what its backups do not have",
-        theme="server deaths",
-        modes=("bounded",),
-        num_replicas=3,
-        keeper=_ShowsWhatOnlyItHas,
-    ),
-    Mutation(
-        "answers for what has moved as if it had not", theme="evictions", modes=_SERVED, keeper=_AnswersForWhatMoved
-    ),
-    Mutation("takes a refusal of its forwards for consent", theme="evictions", modes=_SERVED, keeper=_HearsNoRefusal),
-    Mutation(
+    mutated("answers for what has moved as if it had not", "evictions", _SERVED, keeper=_AnswersForWhatMoved),
+    mutated("takes a refusal of its forwards for consent", "evictions", _SERVED, keeper=_HearsNoRefusal),
+    mutated(
         "refuses a forward once, and not when it comes again",
-        theme="evictions",
-        modes=("async",),
+        "evictions",
+        ("async",),
         num_replicas=2,
         keeper=_RefusesOnce,
     ),
-    Mutation("counts a lease as often as it comes", theme="server deaths", modes=_SERVED, keeper=_CountsEveryPush),
-    Mutation("backs up the state and not what is in it", theme="server deaths", modes=_SERVED, keeper=_KeepsNoRecord),
-    Mutation(
-        "brings others up without saying what is in the state", theme="moves", modes=_SERVED, keeper=_SendsNoRecord
-    ),
-    Mutation(
-        "takes a forward as often as it comes",
-        theme="evictions",
-        modes=_SERVED,
-        num_replicas=2,
-        keeper=_TakesForwardsAgain,
-    ),
-    Mutation("loads a range that is there", theme="server deaths", modes=_SERVED, keeper=_LoadsAgain),
-    Mutation("takes a broken connection for an answer", theme="server deaths", modes=_SERVED, errand=_TakesLostForDone),
-    Mutation(
+    mutated("counts a lease as often as it comes", "server deaths", _SERVED, keeper=_CountsEveryPush),
+    mutated("backs up the state and not what is in it", "server deaths", _SERVED, keeper=_KeepsNoRecord),
+    mutated("brings others up without saying what is in the state", "moves", _SERVED, keeper=_SendsNoRecord),
+    mutated("takes a forward as often as it comes", "evictions", _SERVED, num_replicas=2, keeper=_TakesForwardsAgain),
+    mutated("loads a range that is there", "server deaths", _SERVED, keeper=_LoadsAgain),
+    mutated("takes a broken connection for an answer", "server deaths", _SERVED, errand=_TakesLostForDone),
+    mutated(
         "says once what is done, and asks for ever for what is lost",
-        theme="losses",
-        modes=("bounded",),
+        "losses",
+        ("bounded",),
         num_replicas=1,
         errand=_SaysOnceWhatIsDone,
     ),
-    Mutation(
-        "makes a step of pushes of several generations", theme="commits", modes=("sync",), keeper=_MixesGenerations
-    ),
-    Mutation(
-        "commits with ranks missing", theme="commits", modes=("sync",), num_replicas=1, keeper=_CommitsWhatIsThere
-    ),
-    Mutation("hears commits of generations that are over", theme="commits", modes=("sync",), keeper=_HearsOldCommits),
-    Mutation(
-        "does not say of which attempt a step was made", theme="commits", modes=("sync",), keeper=_SaysNotWhatCounted
-    ),
-    Mutation("ignores the bound", modes=("bounded",), fewest_faults=0, keeper=_IgnoresTheBound),
-    Mutation("takes forwards of who is not primary", theme="evictions", modes=_SERVED, keeper=_FollowsAnybody),
-    Mutation("goes on serving what it hands over", theme="moves", modes=("async",), keeper=_ServesWhileItHandsOver),
-    Mutation(
-        "hands over before others have everything",
-        theme="moves",
-        modes=("bounded",),
-        num_replicas=3,
-        keeper=_HandsOverAtOnce,
-    ),
-    Mutation(
+    mutated("makes a step of pushes of several generations", "commits", ("sync",), keeper=_MixesGenerations),
+    mutated("commits with ranks missing", "commits", ("sync",), num_replicas=1, keeper=_CommitsWhatIsThere),
+    mutated("hears commits of generations that are over", "commits", ("sync",), keeper=_HearsOldCommits),
+    mutated("does not say of which attempt a step was made", "commits", ("sync",), keeper=_SaysNotWhatCounted),
+    mutated("ignores the bound", "", ("bounded",), fewest_faults=0, keeper=_IgnoresTheBound),
+    mutated("takes forwards of who is not primary", "evictions", _SERVED, keeper=_FollowsAnybody),
+    mutated("goes on serving what it hands over", "moves", ("async",), keeper=_ServesWhileItHandsOver),
+    mutated("hands over before others have everything", "moves", ("bounded",), num_replicas=3, keeper=_HandsOverAtOnce),
+    mutated(
         "keeps what it had when it is brought up anew",
-        theme="server deaths",
-        modes=("async",),
+        "server deaths",
+        ("async",),
         num_replicas=3,
         keeper=_KeepsWhatItHad,
     ),
-    Mutation(
-        "counts who is joining as a backup", theme="moves", modes=_SERVED, coordinator=_managed_by(_CountsWhoIsJoining)
-    ),
-    Mutation(
-        "makes who is joining primary", theme="moves", modes=_SERVED, coordinator=_managed_by(_PromotesWhoIsJoining)
-    ),
-    Mutation(
+    mutated("counts who is joining as a backup", "moves", _SERVED, manager=_CountsWhoIsJoining),
+    mutated("makes who is joining primary", "moves", _SERVED, manager=_PromotesWhoIsJoining),
+    mutated(
         "keeps the other backups when a primary died",
-        theme="server deaths",
-        modes=_SERVED,
+        "server deaths",
+        _SERVED,
         num_replicas=3,
-        coordinator=_managed_by(_KeepsBackupsOfTheDead),
+        manager=_KeepsBackupsOfTheDead,
     ),
-    Mutation(
-        "leaves the heir alone with what it was handed",
-        theme="moves",
-        modes=_SERVED,
-        coordinator=_managed_by(_LeavesTheHeirAlone),
+    mutated("leaves the heir alone with what it was handed", "moves", _SERVED, manager=_LeavesTheHeirAlone),
+    mutated("forgets at a restart what is hot", "restarts", _SERVED, manager=_ForgetsWhatIsHot, is_about_load=True),
+    mutated(
+        "relieves a server while ranges move", "moves", _SERVED, manager=_RelievesWhileThingsMove, is_about_load=True
     ),
-    Mutation(
-        "forgets at a restart what is hot",
-        theme="restarts",
-        modes=_SERVED,
-        coordinator=_managed_by(_ForgetsWhatIsHot),
-        is_about_load=True,
-    ),
-    Mutation(
-        "relieves a server while ranges move",
-        theme="moves",
-        modes=_SERVED,
-        coordinator=_managed_by(_RelievesWhileThingsMove),
-        is_about_load=True,
-    ),
-    Mutation(
-        "relieves servers though nobody gains",
-        theme="moves",
-        modes=_SERVED,
-        coordinator=_managed_by(_RelievesWithoutGain),
-        is_about_load=True,
-    ),
-    Mutation(
-        "leaves a hot server as it is",
-        theme="loads",
-        modes=_SERVED,
-        coordinator=_managed_by(_RelievesNobody),
-        is_about_load=True,
-    ),
-    Mutation(
-        "hands out nothing of what the dead held",
-        theme="server deaths",
-        modes=_SERVED,
-        coordinator=_with_desk(_ForgetsTheDead),
-    ),
-    Mutation(
-        "hands out nothing of what it forgot",
-        theme="restarts",
-        modes=("bounded",),
-        coordinator=_with_desk(_WaitsForTheForgotten),
-    ),
-    Mutation(
-        "does not remember where the ranges are", theme="restarts", modes=_SERVED, coordinator=_RemembersNoPlacement
-    ),
-    Mutation(
-        "ends a server before others have what it holds",
-        theme="moves",
-        modes=_SERVED,
-        num_replicas=2,
-        server_member=_GoesAtOnce,
+    mutated("relieves servers though nobody gains", "moves", _SERVED, manager=_RelievesWithoutGain, is_about_load=True),
+    mutated("leaves a hot server as it is", "loads", _SERVED, manager=_RelievesNobody, is_about_load=True),
+    mutated("hands out nothing of what the dead held", "server deaths", _SERVED, dispatcher=_ForgetsTheDead),
+    mutated("hands out nothing of what it forgot", "restarts", ("bounded",), dispatcher=_WaitsForTheForgotten),
+    mutated("does not remember where the ranges are", "restarts", _SERVED, memory=_RemembersNoPlacement),
+    mutated(
+        "ends a server before others have what it holds", "moves", _SERVED, num_replicas=2, server_member=_GoesAtOnce
     ),
 ]
