@@ -308,7 +308,7 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
     named = checkpoint_names.NAME.fullmatch(path.name)
     if named and (int(named[1]), int(named[2])) != (manifest.step, manifest.operation):
         raise CorruptCheckpoint(
-            f"{name}: it is of step {manifest.step} and operation {manifest.operation}, its folder's name says another"
+            f"{name}: it is of step {manifest.step}, operation {manifest.operation}, but its folder's name says another"
         )
     return manifest
 
