@@ -64,7 +64,6 @@ def parse(words: list[str]) -> None:
     """By the command line's own parser, without doing it."""
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
-        name, *words = words
-        assert name in command.commands, f"paceline has no command {name!r}"
-        command = command.commands[name]
+        context = command.make_context(command.name, words)
+        _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
     command.make_context(command.name, words)
