@@ -10,8 +10,7 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -307,28 +306,8 @@ def test_what_is_raised_between_two_pieces_leaves_nothing(tmp_path: Path) -> Non
     assert names_in(tmp_path) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    mounted = []
-
-    def mount(options: str) -> Path:
-        folder = tmp_path / "disk"
-        folder.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"cannot mount a small disk here: {done.stderr.decode().strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", folder], check=True)
-
-
-def test_a_disk_that_is_too_small_is_named_before_anything_is_written(small_disk: Callable[[str], Path]) -> None:
-    folder = small_disk("size=1m")
+def test_a_disk_that_is_too_small_is_named_before_anything_is_written(mount_small: Callable[[str], Path]) -> None:
+    folder = mount_small("1m")
     write(folder, contents(1))
     with pytest.raises(DiskFull, match=r"it needs 4,\d+,\d+ bytes and [\d,]+ are free; make room") as caught:
         write(folder, contents(2, model={"large": torch.zeros(1_000_000)}))
@@ -338,8 +317,8 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_written(small_disk
     assert_same(read(folder / "step-000000001-op-1"), contents(1))
 
 
-def test_a_disk_that_fills_up_meanwhile_leaves_nothing(small_disk: Callable[[str], Path]) -> None:
-    folder = small_disk("size=4m")
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing(mount_small: Callable[[str], Path]) -> None:
+    folder = mount_small("4m")
     write(folder, contents(1))
 
     def fill_up() -> None:

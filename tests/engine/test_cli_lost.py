@@ -13,8 +13,9 @@ from paceline.checkpoint.files import read
 from paceline.control.exit_codes import LOST
 from paceline.control.journal.reader import RunReader
 from paceline.control.messages import losses
+from paceline.testing.eventually import eventually
 from paceline.watch import words
-from tests.engine.commands import eventually, paceline, pids_of, write_script
+from tests.engine.commands import paceline, pids_of, write_script
 
 TRAINING = """
 import pathlib, time

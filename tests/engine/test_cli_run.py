@@ -11,7 +11,8 @@ import pytest
 
 from paceline.control.shell.ticket import VARIABLE
 from paceline.engine.slots import AgentRules
-from tests.engine.commands import Command, completed, eventually, is_alive, paceline, state_of, write_script
+from paceline.testing.eventually import eventually
+from tests.engine.commands import Command, completed, is_alive, paceline, state_of, write_script
 
 FOREVER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 

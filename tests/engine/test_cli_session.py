@@ -14,7 +14,8 @@ import pytest
 from paceline.cli.people import pick
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
-from tests.engine.commands import Command, completed, eventually, paceline, write_script
+from paceline.testing.eventually import eventually
+from tests.engine.commands import Command, completed, paceline, write_script
 
 
 def training(folder: Path, num_steps: int, pace_s: float = 0.01, before: str = "", after: str = "") -> str:

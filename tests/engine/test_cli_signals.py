@@ -24,7 +24,8 @@ import pytest
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
 from paceline.custody.names import find
-from tests.engine.commands import Command, completed, eventually, paceline, write_script
+from paceline.testing.eventually import eventually
+from tests.engine.commands import Command, completed, paceline, write_script
 
 LENGTH = 96
 TRAINING = """

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 import torch
 from torch import nn
 
 from paceline.checkpoint import Contents, find, write
-from paceline.checkpoint.stores import LocalStore
-from paceline.errors import CorruptCheckpoint, DiskFull
+from paceline.errors import CorruptCheckpoint
+from paceline.testing import faults
 from paceline.train import saving
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
@@ -34,17 +32,16 @@ def test_a_last_state_that_is_in_no_checkpoint_is_told(tmp_path: Path, monkeypat
     checkpoint_of(tmp_path, 3)
     saver = saving.Saver(Checkpoints(), tmp_path, lambda *_: None)
     monkeypatch.setattr(saving, "WRITING_S", 0.0)
-    monkeypatch.setattr(saver, "close", functools.partial(close_soon, saver))
     assert saver.unsaved() == ""
-    full = DiskFull(tmp_path, 100, 7)
-    monkeypatch.setattr(LocalStore, "write", functools.partialmethod(raising, full))
-    saver.take(contents_of(6), wait=True)
-    saver.publish(6)
-    saver.close()
-    assert saver.unsaved() == (
-        f"the state after operation 6, the last one, is in no checkpoint: {full}; "
-        "the newest checkpoint is that of operation 3"
-    )
+    with faults.full_disk(tmp_path, 7):
+        saver.take(contents_of(6), wait=True)
+        saver.publish(6)
+        assert saver._keeper is not None
+        saver._keeper.close(wait_s=0.0)
+    said = saver.unsaved()
+    assert said.startswith("the state after operation 6, the last one, is in no checkpoint: no room for a checkpoint")
+    assert " and 7 are free" in said
+    assert said.endswith("; the newest checkpoint is that of operation 3")
 
 
 def test_a_last_state_that_is_published_when_the_worker_closes_is_saved(tmp_path: Path) -> None:
@@ -54,15 +51,6 @@ def test_a_last_state_that_is_published_when_the_worker_closes_is_saved(tmp_path
     saver.close()
     assert saver.unsaved() == ""
     assert [found.operation for found in find(tmp_path)] == [6]
-
-
-def close_soon(saver: saving.Saver) -> None:
-    assert saver._keeper is not None
-    saver._keeper.close(wait_s=0.0)
-
-
-def raising(_: LocalStore, error: Exception, *__: Any) -> NoReturn:
-    raise error
 
 
 def damage(folder: Path, operation: int) -> None:

@@ -35,7 +35,7 @@ from paceline.checkpoint import tensorfile, tree
 from paceline.checkpoint.manifest import FileRecord, Manifest
 from paceline.custody import names as checkpoint_names
 from paceline.custody.names import MANIFEST, MAX_OPERATION, MODEL, STATE
-from paceline.custody.partial import Partial
+from paceline.custody.partial import Partial, free_bytes
 from paceline.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.wire.descriptors import Fd, creating
 
@@ -144,9 +144,8 @@ def write_partial(folder: Path, prepared: Prepared, between: Callable[[], None] 
     needed_bytes = sum(record.num_bytes for record in sizes.values())
     needed_bytes += len(manifests.encode(_manifest(prepared, sizes)))
     try:
-        free_bytes = _free_bytes(folder)
-        if needed_bytes > free_bytes:
-            raise DiskFull(folder, needed_bytes, free_bytes)
+        if needed_bytes > (room_bytes := free_bytes(folder)):
+            raise DiskFull(folder, needed_bytes, room_bytes)
         partial = Partial(folder)
         try:
             records = {}
@@ -159,7 +158,7 @@ def write_partial(folder: Path, prepared: Prepared, between: Callable[[], None] 
         return partial
     except OSError as error:
         if error.errno in _NO_ROOM:
-            raise DiskFull(folder, needed_bytes, _free_bytes(folder)) from error
+            raise DiskFull(folder, needed_bytes, free_bytes(folder)) from error
         raise CheckpointError(
             f"cannot write a checkpoint of {needed_bytes:,} bytes in {folder}: {error.strerror or error}; check that "
             "the folder is there, may be written, and is not over a limit"
@@ -252,11 +251,6 @@ def _manifest(prepared: Prepared, records: dict[str, FileRecord]) -> Manifest:
         extra=prepared.extra,
         state=prepared.state,
     )
-
-
-def _free_bytes(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

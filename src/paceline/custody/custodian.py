@@ -33,7 +33,7 @@ import msgspec
 
 from paceline.custody import moving, names
 from paceline.custody.moving import CustodyError
-from paceline.custody.partial import Partial, sweep
+from paceline.custody.partial import Partial, free_bytes, sweep
 from paceline.custody.shelf import RetentionRules, Shelf
 from paceline.errors import WireError
 from paceline.wire import calls
@@ -115,12 +115,10 @@ class Custodian:
         if problem := self._may_store(visitor):
             raise CustodyError(problem)
         self._checkpoints.mkdir(parents=True, exist_ok=True)
-        status = os.statvfs(self._checkpoints)
-        free_bytes = status.f_bavail * status.f_frsize
-        if needed_bytes > free_bytes:
+        if needed_bytes > (room_bytes := free_bytes(self._checkpoints)):
             raise CustodyError(
                 f"no room for a checkpoint in {self._checkpoints} of the run's host: it needs {needed_bytes:,} bytes "
-                f"and {free_bytes:,} are free; make room there, or keep fewer checkpoints"
+                f"and {room_bytes:,} are free; make room there, or keep fewer checkpoints"
             )
         if not self._drafts.acquire(blocking=False):
             raise CustodyError(

@@ -7,10 +7,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.control.exit_codes import exit_words
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
 from paceline.control.tracebacks import TRACEBACK
-from paceline.engine.base import Process, exit_words
+from paceline.engine.base import Process
 from paceline.engine.events import RunOutcome
 
 LINES_SHOWN = 30

@@ -29,6 +29,7 @@ from paceline.testing.chaos import copies
 from paceline.testing.chaos.beats import Beats, WorkerBeats
 from paceline.testing.chaos.expecting import Injury, stretch
 from paceline.testing.chaos.schedule import FaultKind, Schedule
+from paceline.testing.faults import small_disk
 from paceline.testing.netlab import Host, Netlab
 
 TOKEN = "PACELINE_CHAOS"
@@ -338,14 +339,15 @@ class ChaosRun:
 
 @contextlib.contextmanager
 def _small_disk(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "paceline-chaos", str(folder)], check=True)
+    """What is on it then stays in the folder."""
+    keep = folder.with_name(f"{folder.name}-kept")
     try:
-        yield
+        with small_disk(folder, DISK):
+            try:
+                yield
+            finally:
+                subprocess.run(["cp", "-a", str(folder), str(keep)], check=False)
     finally:
-        keep = folder.with_name(f"{folder.name}-kept")
-        subprocess.run(["cp", "-a", str(folder), str(keep)], check=False)
-        subprocess.run(["umount", "-l", str(folder)], check=True)
         folder.rmdir()
         keep.rename(folder)
 
