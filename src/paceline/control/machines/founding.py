@@ -67,7 +67,9 @@ class Founding:
         if not standing.founded and self._may_have_forgotten():
             return
         self._ready_since = None
-        self._found(sorted(ready, key=lambda record: -record.working.checkpoint)[: self._settings.most])
+        # The founder, rank 0, has the newest checkpoint; others that are like it follow in the order of their slots.
+        ready.sort(key=lambda record: (-record.working.checkpoint, record.introduction.slot))
+        self._found(ready[: self._settings.most])
 
     def _is_to_wait_for_workers(self, ready: list[MemberRecord], waited_s: float) -> bool:
         if len(ready) < self._settings.fewest:
