@@ -548,6 +548,6 @@ def test_a_store_keeps_no_connection_of_a_thread_that_has_ended() -> None:
             thread.join()
         assert client.add("count", 0) == 10
         deadline = Deadline(10.0, "the end of what they had")
-        while len(server._connections) > 1:
+        while server._callers.num_connections() > 1:
             deadline.check("connections to end")
             time.sleep(0.01)

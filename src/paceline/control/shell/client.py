@@ -274,8 +274,7 @@ def command(
     mine = Credentials(Identity(), ticket.secret, "person")
     connection = reach(ticket, mine, COMMANDS_ROOM, deadline=deadline)
     try:
-        header, _ = calls.call(connection, operation, arguments, deadline=deadline)
-        return header.read_body(answer_type)
+        return calls.call(connection, operation, arguments, answer_type=answer_type, deadline=deadline)
     finally:
         connection.close()
 
