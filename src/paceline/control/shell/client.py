@@ -81,7 +81,6 @@ class MemberClient(Generic[AMachine]):
         credentials: Credentials,
         act: Callable[[Any], None],
         *,
-        progress: ProgressKeeper | None = None,
         on_orphaned: Callable[[], None] = _nothing,
         heartbeat_s: float = HEARTBEAT_S,
         orphan_s: float = ORPHAN_S,
@@ -91,7 +90,7 @@ class MemberClient(Generic[AMachine]):
                 f"the machine is member {machine.name}, the credentials are of {credentials.identity.member}; "
                 "a member can speak only for itself"
             )
-        self.progress = progress or ProgressKeeper(machine.name)
+        self.progress = ProgressKeeper(machine.name)
         self._machine = machine
         self._act = act
         self._lock = threading.Lock()
