@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-runs test-parts test-hosts check lint types bench bench-quick soak simulate chaos torch-suite torch-tools clean
+.PHONY: demo test test-runs test-parts test-hosts test-wheel check lint types docs bench bench-quick soak simulate chaos torch-suite torch-tools clean
 
 demo: $(READY)
 	$(BIN)/python examples/elastic.py
@@ -26,7 +26,16 @@ test-parts: $(READY)
 test-hosts: $(READY)
 	$(BIN)/python -m pytest --override-ini=addopts= -ra -m hosts
 
+# The wheel as a user has it: built, installed into an environment of its own, used outside of this folder.
+test-wheel: $(READY)
+	$(BIN)/python -m pytest --override-ini=addopts= -ra -m wheel tests/test_wheel.py
+
 check: lint types test
+
+# The pages of docs/ as a site in build/docs; a warning is an error.
+docs: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs]"
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs build/docs
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -50,7 +59,7 @@ SEEDS ?= 100000
 simulate: $(READY)
 	$(BIN)/python -m paceline.testing.simulate --seeds $(SEEDS)
 
-# Random faults on real runs of several hosts, checked by a model that counts its samples; docs/chaos.md. Seeds that are in chaos/results.jsonl are
+# Random faults on real runs of several hosts, checked by a model that counts its samples; docs/explanation/chaos.md. Seeds that are in chaos/results.jsonl are
 # skipped, so a long run can be made in parts. Several hosts need root.
 MINUTES ?= 10
 SEED    ?= 0

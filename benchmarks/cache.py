@@ -134,7 +134,7 @@ def train(plan: Plan) -> dict[str, Any]:
                         get_rows(_way_of(0))
                 began = now
         score = session.evaluate(lambda ids, labels: {"loss": loss_fn(ids, labels)}, held_out, batch=4096)["loss"]
-        source = session._strategy.sparse.source
+        source = session._parts.updater.gradients.sparse.source
         assert isinstance(source, ServedRows)
     return {"loss": score, "asked": source.num_asked, "pulled": source.num_pulled, "seconds": seconds}
 

@@ -24,6 +24,7 @@ RUNS = (
     Run("allreduce", ("--plot",)),
     Run("allreduce", ("--ranks", "4"), quick_too=False),
     Run("steps"),
+    Run("tiny"),
     Run("ddp"),
     Run("shares", ("--work", "cnn")),
     Run("shares", ("--work", "timed")),

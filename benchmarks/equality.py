@@ -127,7 +127,7 @@ def train(case: str, epochs: int, folder: str) -> dict[str, Any]:
         for batch in epoch:
             loss = session.step(loss_fn, batch)
             schedule.step()
-            os.write(log, f"{session.steps} {session.size} {loss!r}\n".encode())
+            os.write(log, f"{session.steps} {session.world_size} {loss!r}\n".encode())
             while session.steps >= int(allowed.read_text()):
                 time.sleep(0.005)
     session.close()

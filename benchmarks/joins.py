@@ -74,7 +74,7 @@ def train(folder: str, is_cold: bool) -> None:
     for epoch in session.epochs(1_000_000):
         for batch in epoch:
             session.step(loss_fn, batch)
-            os.write(log, f"{time.monotonic():.6f} {session.steps} {session.size}\n".encode())
+            os.write(log, f"{time.monotonic():.6f} {session.steps} {session.world_size}\n".encode())
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------

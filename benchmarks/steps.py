@@ -31,7 +31,7 @@ from paceline.control.machines.coordinator_events import RunSettings
 from paceline.control.shell import ticket as tickets
 from paceline.control.shell.ticket import Ticket
 from paceline.data.loader import LoaderOptions
-from paceline.strategy import Notice, Synchronous
+from paceline.strategy import Notice, Updater
 from paceline.testing.crew import Crew
 from paceline.train.session import Session
 
@@ -99,7 +99,7 @@ def without_communication(group: Group, model: nn.Module, x: torch.Tensor, y: to
 
 
 def bare(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
-    strategy = Synchronous(model, _optimizer(model))
+    strategy = Updater(model, _optimizer(model))
     strategy.bind(group, group.rank, group.size)
     samples, number = len(x), 0
 
@@ -110,7 +110,7 @@ def bare(group: Group, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> St
         nonlocal number
         number += 1
         found = strategy.compute(loss_fn, (x, y), samples=samples, total=samples * group.size, step=number)
-        strategy.apply(strategy.reduce(found, Notice(number)))
+        strategy.apply(strategy.exchange(found, Notice(number)))
 
     return step
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import safetensors.torch
 import torch
 
 import paceline
@@ -69,6 +70,17 @@ def test_digits_learns_alone() -> None:
     last = output.strip().splitlines()[-1]
     assert last.startswith("epoch 3: ")
     assert float(last.split()[-1]) > 0.85
+
+
+def test_muon_learns_alone() -> None:
+    assert float(run_alone("muon.py", "--epochs", "3").split()[-1]) > 0.8
+
+
+def test_lora_learns_alone_and_keeps_its_adapter(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="PEFT is not installed: pip install '.[tools]'")
+    assert float(run_anew("lora.py", "--folder", str(tmp_path)).split()[-1]) > 0.7
+    names = safetensors.torch.load_file(tmp_path / "latest" / "model.safetensors").keys()
+    assert all("lora_" in name or "modules_to_save" in name for name in names)
 
 
 def test_fashion_reads_its_files_and_learns_alone(tmp_path: Path) -> None:

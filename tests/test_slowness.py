@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.common.slowness import NoQuota, Quota, quota_obstacle, slowed
-from paceline.strategy import Synchronous
+from paceline.strategy import Updater
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -103,19 +104,19 @@ def test_where_there_are_no_cgroups_it_is_said(tmp_path: Path) -> None:
 
 def test_sleep_makes_computing_longer_in_proportion() -> None:
     model = nn.Linear(4, 2)
-    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    strategy = Updater(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     def loss_fn(x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.02)
         found: torch.Tensor = model(x).square().mean()
         return found
 
-    def took_s() -> float:
+    def took_s(loss_fn: Callable[..., torch.Tensor]) -> float:
         began = time.monotonic()
         strategy.compute(loss_fn, torch.ones(3, 4), samples=3, total=3, step=1)
         return time.monotonic() - began
 
-    with slowed(lambda: 10.0):
-        assert took_s() > 0.2
-    assert Synchronous.compute.__module__ == "paceline.strategy.synchronous"
+    assert took_s(slowed(loss_fn, lambda: 10.0)) > 0.2
+    with torch.no_grad():
+        assert not slowed(loss_fn, lambda: 10.0)(torch.ones(3, 4)).requires_grad
     strategy.close()

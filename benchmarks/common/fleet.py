@@ -54,7 +54,7 @@ with open(folder / f"steps-{os.getpid()}", "w", buffering=1) as steps:
     for epoch in session.epochs(100_000):
         for batch in epoch:
             session.step(loss_fn, batch)
-            print(time.monotonic(), session.steps, session.size, file=steps)
+            print(time.monotonic(), session.steps, session.world_size, file=steps)
         if session.should_stop(float("inf") if (folder / "enough").exists() else -float(session.steps), patience=0):
             break
 epochs = session.steps * BATCH // NUM
@@ -90,7 +90,7 @@ class Fleet:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def run(self, workers: int, *options: str) -> subprocess.Popen[bytes]:
-        own = ("--plain", *self._where(), "--host", self._hosts[0].address)
+        own = ("--plain", *self._where(), "--listen", self._hosts[0].address)
         return self._start(0, "run", "-n", str(workers), *own, *options, *self._arguments)
 
     def join(self, host: int, workers: int, *options: str) -> subprocess.Popen[bytes]:

@@ -74,7 +74,9 @@ def paceline(options: argparse.Namespace, log: Log) -> None:
     for epoch in session.epochs(EPOCHS):
         for batch in epoch:
             session.step(loss_fn, batch)
-            log.note(session.steps, session.size, True, len(attempts), epoch.number, attempts[-1] if attempts else [])
+            log.note(
+                session.steps, session.world_size, True, len(attempts), epoch.number, attempts[-1] if attempts else []
+            )
             attempts.clear()
 
 

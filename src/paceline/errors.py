@@ -49,51 +49,87 @@ from typing import Any
 
 
 class PacelineError(Exception):
-    """The root of all errors that Paceline raises on its own account."""
+    """The root of all errors that Paceline raises on its own account.
+
+    >>> try:
+    ...     paceline.load_model(model, "runs/digits/checkpoints/lost")
+    ... except paceline.errors.PacelineError as error:
+    ...     print(error)
+    """
 
 
 class WireError(PacelineError):
-    """Something went wrong between two members."""
+    """Something went wrong on a connection between two members.
+
+    For example: "this server has failed"
+    """
 
 
 class ConnectionLost(WireError):
-    """The other side closed the connection, reset it or died."""
+    """The other side closed the connection, reset it or died.
+
+    For example: "server ... is gone"
+    """
 
 
 class DeadlineExceeded(WireError, TimeoutError):
     """A wait took longer than it was allowed. `members` are the ids of those that were waited for, where it is known
-    that nobody else was."""
+    that nobody else was.
+
+    For example: "...: waited ... s for ..."
+    """
 
     members: tuple[str, ...] = ()
 
 
 class HandshakeRefused(WireError):
-    """The other side did not prove that it belongs to the run."""
+    """The other side did not prove that it belongs to the run.
+
+    For example: "... does not have the secret of this run"
+    """
 
 
 class ProtocolError(WireError):
-    """The other side sent bytes that are not a frame of ours, or that are over a limit."""
+    """The other side sent bytes that are not a frame of ours, or that are over a limit.
+
+    For example: "the coordinator sent ..., which no member understands"
+    """
 
 
 class AddressError(WireError):
-    """Cannot listen or connect there."""
+    """This process cannot listen or connect at an address.
+
+    For example: "cannot reach ...; is the other side still running, and is a firewall in between?"
+    """
 
 
 class CallFailed(PacelineError):
-    """The handler on the other side of a request raised; the message carries its error."""
+    """The handler on the other side of a request raised; the message carries its error.
+
+    For example: "... on ...: ..."
+    """
 
 
 class OutOfSharedMemory(PacelineError, MemoryError):
-    """The host cannot give the shared memory that was asked for."""
+    """The host cannot give the shared memory that was asked for.
+
+    For example: "no ... MiB of shared memory: ..."
+    """
 
 
 class GroupError(PacelineError):
-    """The group can no longer work; form a new one over the members that are left."""
+    """The group can no longer work; form a new one over the members that are left. A session does so by itself.
+
+    For example: "... in group ...: ..."
+    """
 
 
 class PeerLost(GroupError):
     """A member died or became unreachable. `member` is its id, `rank` its rank in the group that was lost; `died` says
-    that the kernel has seen its end."""
+    that the kernel has seen its end.
+
+    For example: "...; form a new group over the members that are left"
+    """
 
     def __init__(self, message: str, *, member: str, rank: int, died: bool = False) -> None:
         super().__init__(message)
@@ -112,7 +148,10 @@ def _lost_again(message: str, member: str, rank: int, died: bool) -> PeerLost:
 
 class Mismatch(GroupError):
     """Members called different operations, or the same one with tensors that do not fit together. `is_internal` says
-    that no script can be the cause: Paceline itself did different things on two members."""
+    that no script can be the cause: Paceline itself did different things on two members.
+
+    For example: "... does not fit what another worker does; ..."
+    """
 
     def __init__(self, message: str, *, is_internal: bool = False) -> None:
         super().__init__(message)
@@ -128,51 +167,87 @@ def _differed_again(kind: type[Mismatch], message: str, is_internal: bool) -> Mi
 
 
 class GroupAborted(GroupError):
-    """`abort` was called, here or on another member."""
+    """`abort` was called, here or on another member.
+
+    For example: "an attempt at a step ended after a part of its gradients was sent"
+    """
 
 
 class GroupClosed(GroupError):
-    """The group was closed before this call."""
+    """The group was closed before this call.
+
+    For example: "the group was closed"
+    """
 
 
 class TrainingError(PacelineError):
-    """A training cannot go on in this process."""
+    """A training cannot go on in this process; the errors below it say why.
+
+    For example: "the workers do not fit together: ... differs from ..."
+    """
 
 
 class NonFiniteGradient(TrainingError):
-    """A gradient is not finite; the step was not committed."""
+    """A gradient is not finite; the step was not made.
+
+    For example: "not finite in step ...; look at the samples of that share, or lower the learning rate"
+    """
 
 
 class Refused(TrainingError):
-    """This worker does not fit the run."""
+    """This worker does not fit the run: another model, other data, another version.
+
+    For example: "... differs from ...: ..."
+    """
 
 
 class Evicted(TrainingError):
-    """The run goes on without this worker, which was silent for too long or could not be reached."""
+    """The run goes on without this worker, which was silent for too long or could not be reached.
+
+    For example: "the checkpoint of operation ... cannot be read"
+    """
 
 
 class EndedAlone(TrainingError):
-    """The script ended on this worker, in order, where it did not end on the others."""
+    """The script ended on this worker, in order, where it did not end on the others.
+
+    For example: "the script ended on this worker after operation ..., and the others went on"
+    """
 
 
 class Orphaned(TrainingError):
-    """The coordinator was not heard of for too long."""
+    """The coordinator was not heard of for too long.
+
+    For example: "operation ... waits for a plan, but the coordinator has been silent for ... s"
+    """
 
 
 class RunFailed(TrainingError):
-    """The run failed; the message is the root cause."""
+    """The run failed elsewhere; the message is the root cause.
+
+    For example: "the workers do not fit together: ..."
+    """
 
 
 class StrategyError(PacelineError):
-    """A strategy cannot go on; the message says why and what to do."""
+    """A strategy cannot go on; the message says why and what to do.
+
+    For example: "the weights of all workers sum to 0, so that there is no mean loss"
+    """
 
 
 class Disagreement(StrategyError):
-    """Workers differ in something that must be the same on all."""
+    """Workers differ in something that must be the same on all.
+
+    For example: "hyper-parameters differ (...): ..."
+    """
 
 
 class Diverged(StrategyError):
-    """Workers hold different parameters. `ranks` are those that differ from the most."""
+    """Workers hold different parameters. `ranks` are those that differ from the most.
+
+    For example: "parameters differ between workers: ..."
+    """
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -180,31 +255,55 @@ class Diverged(StrategyError):
 
 
 class ServerError(PacelineError):
-    """The server group cannot do what is asked of it."""
+    """The server group cannot do what is asked of it.
+
+    For example: "no server that can be reached has the ranges ..."
+    """
 
 
 class RequestRefused(ServerError):
-    """A server refused a request; it says why. Nothing was changed by it."""
+    """A server refused a request: no memory, or a gradient that is not finite. Nothing was changed by it.
+
+    For example: "server ... refused: ..."
+    """
 
 
 class Unserved(ServerError):
-    """Some ranges were served by nobody within the time allowed."""
+    """Some ranges were served by nobody within the time allowed.
+
+    For example: "waited ... s for ranges ...; see the log of the servers"
+    """
 
 
 class LoaderError(PacelineError):
-    """Batches can no longer be loaded: a loader worker died or was too slow, or the Loader was closed."""
+    """Batches can no longer be loaded: a loader worker died or was too slow, or the Loader was closed.
+
+    For example: "... did not come: loader workers died ... times in a row"
+    """
 
 
 class CheckpointError(PacelineError):
-    """A checkpoint cannot be written, read or removed."""
+    """A checkpoint cannot be written, read or removed.
+
+    >>> try:
+    ...     paceline.load_model(model, "runs/digits/checkpoints/lost")
+    ... except paceline.errors.CheckpointError:
+    ...     print("begin anew")
+    """
 
 
 class CorruptCheckpoint(CheckpointError):
-    """A checkpoint is not what was written."""
+    """A checkpoint is not what was written: bytes changed, files missing or cut short.
+
+    For example: "its checksum does not match: bytes were changed"
+    """
 
 
 class DiskFull(CheckpointError):
-    """There is no room for a checkpoint."""
+    """There is no room for a checkpoint.
+
+    For example: "no room for a checkpoint in ...: it needs ... bytes and ... are free"
+    """
 
     def __init__(self, path: Path, needed_bytes: int, free_bytes: int) -> None:
         super().__init__(
@@ -217,8 +316,18 @@ class DiskFull(CheckpointError):
 
 
 class RunRefused(PacelineError):
-    """This run cannot be started, found or commanded as asked; the message says what to do."""
+    """This run cannot be started, found or commanded as asked; the message says what to do.
+
+    For example: "the name ... was used before in ..."
+    """
 
 
 class LaunchFailed(PacelineError):
-    """The run failed, and no worker raised what could be raised here; the message is the root cause."""
+    """The run failed, and no worker raised what could be raised here; the message is the root cause.
+
+    >>> def tried(lr):
+    ...     try:
+    ...         return paceline.launch(train, lr, workers=2)
+    ...     except paceline.errors.LaunchFailed:
+    ...         return None
+    """

@@ -1,4 +1,4 @@
-"""The ways to load trained weights that docs/training.md shows, as it shows them."""
+"""The ways to load trained weights that docs/how-to/resume.md shows, as it shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import paceline
 from paceline.checkpoint import load_model
 from paceline.errors import CheckpointError
 
-DOCS = Path(__file__).parents[2] / "docs" / "training.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "resume.md"
 
 
 class Untied(nn.Module):
@@ -55,7 +55,7 @@ class Twice(Tied):
 
 def shown_ways() -> list[str]:
     """The programs of the section about checkpoints that load weights."""
-    section = DOCS.read_text().split("\n## Checkpoints\n")[1].split("\n## ")[0]
+    section = DOCS.read_text().split("\n## Use the trained model\n")[1].split("\n## ")[0]
     found = [code for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL) if "load" in code]
     assert len(found) == 2, "the docs show two ways to load weights"
     return found
@@ -71,7 +71,7 @@ def train(make: Callable[[], nn.Module]) -> nn.Module:
         data=torch.utils.data.TensorDataset(ids),
         global_batch=8,
         seed=0,
-        checkpoints=paceline.Checkpoints(folder="runs/NAME/checkpoints", every_s=None),
+        checkpoints=paceline.Checkpoints(folder="kept", every_s=None),
     )
     for epoch in session.epochs(1):
         for batch in epoch:
@@ -101,19 +101,19 @@ def test_what_the_docs_show_loads_what_was_trained(
 def test_buffers_with_two_names_are_loaded_and_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     trained, model = train(Twice), Twice()
-    load_model(model, "runs/NAME/checkpoints/best")
+    load_model(model, "kept/best")
     assert all(torch.equal(value, trained.state_dict()[name]) for name, value in model.state_dict().items())
-    kept = safetensors.torch.load_file("runs/NAME/checkpoints/best/model.safetensors")
+    kept = safetensors.torch.load_file("kept/best/model.safetensors")
     assert not any(name.startswith("again.") for name in kept)
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     train(Untied)
-    best = Path("runs/NAME/checkpoints/best")
+    best = Path("kept/best")
     with pytest.raises(CheckpointError, match=r"do not fit this model[\s\S]*norm"):
         load_model(nn.Linear(4, 11), best)
-    with pytest.raises(CheckpointError, match="give the folder that it is in, runs/NAME/checkpoints/best"):
+    with pytest.raises(CheckpointError, match="give the folder that it is in, kept/best"):
         load_model(Untied(), best / "model.safetensors")
     with pytest.raises(CheckpointError, match="not the folder of a checkpoint"):
         load_model(Untied(), "runs/NONE")
@@ -135,4 +135,4 @@ def test_rows_of_tables_are_not_forgotten_in_silence(tmp_path: Path, monkeypatch
 
     train(Looked)
     with pytest.raises(CheckpointError, match=r"tables, 'inside'.*session\.table"):
-        load_model(Looked(), "runs/NAME/checkpoints/best")
+        load_model(Looked(), "kept/best")

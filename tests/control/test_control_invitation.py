@@ -121,7 +121,7 @@ def test_a_guessed_token_is_not_known() -> None:
             msgspec.structs.replace(code, secret=b"\0" * 32),
             msgspec.structs.replace(code, fingerprint=b"\0" * 32),
         ):
-            with pytest.raises(HandshakeRefused, match="not the run that made this invitation"):
+            with pytest.raises(HandshakeRefused, match="another run answers at the address"):
                 enter(changed.encode(), deadline=soon())
 
 
@@ -165,7 +165,7 @@ def test_a_door_that_stays_shut_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     with House() as house:
         house.now = time.time()
         code = house.door.invite(60.0, 1).code
-    with pytest.raises(AddressError, match=r"leads to nobody.*is the run still going on.*--host ADDRESS"):
+    with pytest.raises(AddressError, match=r"leads to nobody.*is the run still going on.*--listen ADDRESS"):
         enter(code, deadline=soon())
 
 

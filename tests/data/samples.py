@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from paceline.data.window import BatchSpec, Following
+from paceline.testing.eventually import eventually
 
 
 class Augmented(Dataset[Any]):
@@ -25,9 +25,6 @@ class Augmented(Dataset[Any]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         drawn = torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()], dtype=torch.float64)
         return {"index": index, "drawn": drawn, "pid": os.getpid()}
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        raise AssertionError("samples are fetched one by one")
 
 
 class Troubled(Dataset[Any]):
@@ -63,10 +60,8 @@ class Gated(Dataset[Any]):
     def __getitem__(self, index: int) -> int:
         with self.log.open("a") as log:
             log.write(f"{index}\n")
-        deadline = time.monotonic() + 60
-        while index == 50 and not self.gate.exists():
-            assert time.monotonic() < deadline, "nobody opened the gate"
-            time.sleep(0.005)
+        if index == 50:
+            eventually(self.gate.exists, "the gate is opened")
         return index
 
     def fetched(self) -> list[int]:

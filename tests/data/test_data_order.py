@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data.order import EpochOrder, Orders
@@ -109,6 +109,27 @@ def test_the_built_in_order_through_orders() -> None:
         assert np.array_equal(orders.slice(epoch, 10, 20), EpochOrder(4, epoch, 100).slice(10, 20))
 
 
+@settings(deadline=None)  # a busy machine is no fault of the code
+@given(st.data())
+def test_slices_that_are_computed_ahead_are_the_same(data: st.DataObject) -> None:
+    length, stride = data.draw(st.integers(1, 9000)), data.draw(st.integers(1, 600))
+    orders = Orders(seed=4, length=length, stride=stride)
+    wanted = data.draw(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, length), st.integers(0, stride)), max_size=4)
+    )
+    for epoch, start, size in wanted:
+        # As a loader asks: the next ones, some of them ahead, and again.
+        for number in (0, 1, 5, 1, 2):
+            low, high = (min(length, start + number * stride + more) for more in (0, size))
+            assert np.array_equal(orders.slice(epoch, low, high), EpochOrder(4, epoch, length).slice(low, high))
+
+
+def test_what_is_computed_ahead_cannot_be_changed() -> None:
+    orders = Orders(seed=4, length=100, stride=10)
+    with pytest.raises(ValueError, match="read-only"):
+        orders.slice(0, 0, 10)[0] = 1
+
+
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor, tuple], ids=["list", "array", "tensor", "tuple"])
 def test_a_users_order_is_asked_once_an_epoch(make: type) -> None:
     asked = []
@@ -124,6 +145,7 @@ def test_a_users_order_is_asked_once_an_epoch(make: type) -> None:
             found = orders.slice(epoch, start, start + 2)
             assert found.dtype == np.int64
             assert found.tolist() == expected
+    assert orders.slice(0, 4, 6).tolist() == [4, 5]  # loader workers are an epoch ahead
     assert asked == [(9, 0, 6), (9, 1, 6)]
     assert orders.slice(1, 6, 6).tolist() == []
 

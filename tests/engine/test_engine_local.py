@@ -21,7 +21,8 @@ from paceline.engine.base import Process
 from paceline.engine.local import Job, LocalEngine
 from paceline.engine.output import Output
 from paceline.engine.reaper_handle import ReaperHandle, guarded
-from tests.engine.commands import SESSION, eventually, is_alive, state_of
+from paceline.testing.eventually import eventually
+from tests.engine.commands import SESSION, is_alive, state_of
 
 TICKET = Ticket(
     run="a", folder="", address=("127.0.0.1", 0), local_name="", host="", secret=b"s", fingerprint=b"f", tls=False

@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from paceline.collective import Group
-from paceline.strategy import Agreement, Notice, Synchronous
+from paceline.strategy import Agreement, Notice, Updater
 from paceline.strategy.options import SessionOptions
 
 TOTAL = 12
@@ -176,14 +176,12 @@ def share_of(step: int, shares: Sequence[int], rank: int) -> tuple[Any, int]:
     return ((x[part], y[part]) if shares[rank] else None), shares[rank]
 
 
-def one_step(
-    strategy: Synchronous, case: Case, step: int, shares: Sequence[int], rank: int, name: str = ""
-) -> Agreement:
+def one_step(strategy: Updater, case: Case, step: int, shares: Sequence[int], rank: int, name: str = "") -> Agreement:
     batch, samples = share_of(step, shares, rank)
     if name == "branches" and batch is not None and sum(shares[:rank]) == 0:
         batch = (mark_first(batch[0]), batch[1])
     contribution = strategy.compute(case.loss_fn, batch, samples=samples, total=TOTAL, step=step)
-    agreement = strategy.reduce(contribution, Notice(step))
+    agreement = strategy.exchange(contribution, Notice(step))
     strategy.apply(agreement)
     return agreement
 
@@ -191,7 +189,7 @@ def one_step(
 def train(group: Group | None, name: str, shares: Sequence[int], num_steps: int, **options: Any) -> dict[str, Any]:
     """In a process of a crew, or alone."""
     case = build(name)
-    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(**options))
+    strategy = Updater(case.modules, case.optimizers, SessionOptions(**options))
     rank = group.rank if group is not None else 0
     strategy.bind(group, rank, len(shares))
     agreements = [one_step(strategy, case, step, shares, rank, name) for step in range(num_steps)]
@@ -199,7 +197,7 @@ def train(group: Group | None, name: str, shares: Sequence[int], num_steps: int,
         "state": state(case),
         "losses": [agreement.loss for agreement in agreements],
         "norms": [agreement.norm for agreement in agreements],
-        "digest": strategy.state_digest(),
+        "digest": strategy.gradients.state_digest(),
         "without": [
             parameter_name
             for module in (case.modules.values() if isinstance(case.modules, dict) else [case.modules])

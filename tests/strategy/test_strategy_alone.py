@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import GroupError, StrategyError
-from paceline.strategy import Agreement, Notice, Synchronous
+from paceline.strategy import Agreement, Notice, Updater
 from paceline.strategy.buckets import lay_out
 from paceline.strategy.header import Row, exchange
 from paceline.strategy.loss_calls import piece_sizes, pieces
@@ -30,9 +31,9 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def step(strategy: Synchronous, loss_fn: Any, batch: Any, *, number: int = 0, samples: int = 12) -> Agreement:
+def step(strategy: Updater, loss_fn: Any, batch: Any, *, number: int = 0, samples: int = 12) -> Agreement:
     contribution = strategy.compute(loss_fn, batch, samples=samples, total=samples, step=number)
-    agreement = strategy.reduce(contribution, Notice(number))
+    agreement = strategy.exchange(contribution, Notice(number))
     strategy.apply(agreement)
     return agreement
 
@@ -63,7 +64,7 @@ def test_clipping_alone(name: str) -> None:
 @pytest.mark.parametrize("micro_batch", [None, 5])
 def test_the_form_of_the_batch_is_the_form_of_the_call(form: str, micro_batch: int | None) -> None:
     model, (x, y) = linear(), cases.batch_of(0)
-    strategy = Synchronous(model, sgd(model), SessionOptions(micro_batch=micro_batch))
+    strategy = Updater(model, sgd(model), SessionOptions(micro_batch=micro_batch))
     both = torch.cat([x, y[:, None].float()], dim=1)
     batch: Any = {"tuple": (x, y), "list": [x, y], "dict": {"y": y, "x": x}, "single": both}[form]
 
@@ -73,7 +74,10 @@ def test_the_form_of_the_batch_is_the_form_of_the_call(form: str, micro_batch: i
     def of_one(both: torch.Tensor) -> torch.Tensor:
         return cross_entropy(model(both[:, :6]), both[:, 6].long())
 
-    found = step(strategy, of_one if form == "single" else of_two, batch)
+    def of_dict(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return of_two(batch["x"], batch["y"])
+
+    found = step(strategy, {"single": of_one, "dict": of_dict}.get(form, of_two), batch)
     assert found.loss == pytest.approx(float(cross_entropy(linear()(x), y).detach()), rel=1e-5)
     assert found.total_weight == 12
 
@@ -87,6 +91,9 @@ def test_what_can_be_cut_is_cut() -> None:
     assert cut[1][0]["nested"][1]["deep"].tolist() == [2, 3]
     assert cut[2][0]["names"] == ["e"]
     assert cut[2][0]["none"] is None
+    ((first, _), _) = pieces(UserDict(x=torch.arange(4)), [2, 2])
+    assert type(first) is UserDict, "what loss_fn gets is of the kind that the loader gave"
+    assert first["x"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -116,17 +123,17 @@ def test_what_cannot_be_cut_is_refused(batch: Any, message: str) -> None:
 )
 def test_what_loss_fn_must_not_return(result: Any, message: str) -> None:
     model = linear()
-    strategy = Synchronous(model, sgd(model))
-    before = strategy.state_digest()
+    strategy = Updater(model, sgd(model))
+    before = strategy.gradients.state_digest()
     with pytest.raises((ValueError, TypeError), match=message):
         step(strategy, lambda x, y: result(cross_entropy(model(x), y)), cases.batch_of(0))
-    assert strategy.state_digest() == before
+    assert strategy.gradients.state_digest() == before
     assert step(strategy, lambda x, y: cross_entropy(model(x), y), cases.batch_of(0)).counts
 
 
 def test_some_weights_and_some_not_is_an_error() -> None:
     model = linear()
-    strategy = Synchronous(model, sgd(model), SessionOptions(micro_batch=6))
+    strategy = Updater(model, sgd(model), SessionOptions(micro_batch=6))
     results = iter([True, False])
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -139,7 +146,7 @@ def test_some_weights_and_some_not_is_an_error() -> None:
 
 def test_no_weight_at_all_is_an_error() -> None:
     model = linear()
-    strategy = Synchronous(model, sgd(model))
+    strategy = Updater(model, sgd(model))
     with pytest.raises(StrategyError, match="sum to 0"):
         step(strategy, lambda x, y: (cross_entropy(model(x), y) * float("nan"), 0), cases.batch_of(0))
 
@@ -147,7 +154,7 @@ def test_no_weight_at_all_is_an_error() -> None:
 def test_zero_grad_and_backward_in_loss_fn_are_harmless() -> None:
     expected = cases.by_hand("mlp", 1)
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(micro_batch=5))
+    strategy = Updater(case.modules, case.optimizers, SessionOptions(micro_batch=5))
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         case.loss_fn(x, y).backward()
@@ -165,7 +172,7 @@ def test_zero_grad_and_backward_in_loss_fn_are_harmless() -> None:
 
 def test_random_numbers_depend_on_seed_step_and_rank_only() -> None:
     model = linear()
-    strategy = Synchronous(model, sgd(model), SessionOptions(micro_batch=5))
+    strategy = Updater(model, sgd(model), SessionOptions(micro_batch=5))
     drawn: list[list[float]] = []
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -202,32 +209,32 @@ def test_check_ends_an_attempt_cleanly(at_call: int) -> None:
         if calls == at_call:
             raise Doomed("a member died")
 
-    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(micro_batch=6), check=check)
-    before, outer = strategy.state_digest(), torch.default_generator.get_state()
+    strategy = Updater(case.modules, case.optimizers, SessionOptions(micro_batch=6), check=check)
+    before, outer = strategy.gradients.state_digest(), torch.default_generator.get_state()
     with pytest.raises(Doomed):
         step(strategy, case.loss_fn, cases.batch_of(0))
-    assert strategy.state_digest() == before
+    assert strategy.gradients.state_digest() == before
     assert torch.equal(torch.default_generator.get_state(), outer)
     assert all(parameter.grad is None for parameter in case.modules.parameters())
     step(strategy, case.loss_fn, cases.batch_of(0))
     other = cases.build("normalised")
-    step(Synchronous(other.modules, other.optimizers, SessionOptions(micro_batch=6)), other.loss_fn, cases.batch_of(0))
+    step(Updater(other.modules, other.optimizers, SessionOptions(micro_batch=6)), other.loss_fn, cases.batch_of(0))
     for key, value in cases.state(case).items():
         assert (value == cases.state(other)[key]).all(), key
 
 
 def test_only_apply_changes_buffers() -> None:
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers)
-    before = strategy.state_digest()
+    strategy = Updater(case.modules, case.optimizers)
+    before = strategy.gradients.state_digest()
     for _ in range(3):
         contribution = strategy.compute(case.loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
-    agreement = strategy.reduce(contribution, Notice(0))
-    assert strategy.state_digest() == before
+    agreement = strategy.exchange(contribution, Notice(0))
+    assert strategy.gradients.state_digest() == before
     strategy.apply(agreement)
-    assert strategy.state_digest() != before
+    assert strategy.gradients.state_digest() != before
     assert case.modules[1].num_batches_tracked == 1
-    assert strategy.has_batch_statistics()
+    assert strategy.gradients.has_batch_statistics()
 
 
 def test_a_buffer_that_is_replaced_is_put_back() -> None:
@@ -239,23 +246,23 @@ def test_a_buffer_that_is_replaced_is_put_back() -> None:
         model.average = model.average + 1
         return cross_entropy(model(x), y)
 
-    strategy = Synchronous(model, sgd(model))
+    strategy = Updater(model, sgd(model))
     contribution = strategy.compute(loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
     assert model.average is original
     assert original.tolist() == [0.0, 0.0]
-    strategy.apply(strategy.reduce(contribution, Notice(0)))
+    strategy.apply(strategy.exchange(contribution, Notice(0)))
     assert model.average.tolist() == [1.0, 1.0]
-    assert not strategy.has_batch_statistics()
+    assert not strategy.gradients.has_batch_statistics()
 
 
 def test_what_is_void_is_refused() -> None:
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
     old = strategy.compute(case.loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
     new = strategy.compute(case.loss_fn, cases.batch_of(0), samples=12, total=12, step=0)
     with pytest.raises(StrategyError, match="void"):
-        strategy.reduce(old, Notice(0))
-    agreement = strategy.reduce(new, Notice(0))
+        strategy.exchange(old, Notice(0))
+    agreement = strategy.exchange(new, Notice(0))
     strategy.apply(agreement)
     with pytest.raises(StrategyError, match="void"):
         strategy.apply(agreement)
@@ -267,15 +274,15 @@ def test_what_is_void_is_refused() -> None:
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_not_finite_alone(clip_norm: float | None) -> None:
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(clip_norm=clip_norm, nonfinite="skip"))
-    before = strategy.state_digest()
+    strategy = Updater(case.modules, case.optimizers, SessionOptions(clip_norm=clip_norm, nonfinite="skip"))
+    before = strategy.gradients.state_digest()
     x, y = cases.batch_of(0)
     x[3, 3] = float("nan")
     agreement = step(strategy, case.loss_fn, (x, y))
     assert not agreement.counts
     assert agreement.nonfinite == ((0, "4.bias"),)
     assert "4.bias" in agreement.reason
-    assert strategy.state_digest() == before
+    assert strategy.gradients.state_digest() == before
     assert step(strategy, case.loss_fn, cases.batch_of(0)).counts
 
 
@@ -304,7 +311,7 @@ def test_examining(dtype: torch.dtype, wants_norm: bool) -> None:
 def test_a_parameter_that_thaws_is_trained() -> None:
     case = cases.build("mlp")
     case.modules[0].requires_grad_(False)
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
     before = case.modules[0].weight.detach().clone()
     step(strategy, case.loss_fn, cases.batch_of(0))
     assert torch.equal(case.modules[0].weight, before)
@@ -315,22 +322,22 @@ def test_a_parameter_that_thaws_is_trained() -> None:
 
 def test_a_parameter_that_is_added_to_an_optimizer_is_trained() -> None:
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
     step(strategy, case.loss_fn, cases.batch_of(0))
     scale = torch.ones((), requires_grad=True)
     case.optimizers[0].add_param_group({"params": [scale]})
     step(strategy, lambda x, y: cross_entropy(case.modules(x) * scale, y), cases.batch_of(1), number=1)
     assert float(scale.detach()) != 1.0
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     with torch.no_grad():
         scale.add_(1.0)
-    assert strategy.state_digest() != before
+    assert strategy.gradients.state_digest() != before
 
 
 def test_reentrant_checkpointing_fires_hooks_twice() -> None:
     expected = cases.by_hand("mlp", 1)
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x = x.requires_grad_()
@@ -346,7 +353,7 @@ def test_reentrant_checkpointing_fires_hooks_twice() -> None:
 
 def test_autocast_in_loss_fn() -> None:
     case = cases.build("mlp")
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -362,7 +369,7 @@ def test_a_compiled_model() -> None:
     expected = cases.by_hand("mlp", 2)
     case = cases.build("mlp")
     compiled: Any = torch.compile(case.modules, backend="aot_eager")
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
     for number in range(2):
         step(strategy, lambda x, y: cross_entropy(compiled(x), y), cases.batch_of(number), number=number)
     for key, value in cases.state(case).items():
@@ -373,13 +380,13 @@ def test_schedules_count_the_steps() -> None:
     model = linear()
     optimizer = sgd(model)
     schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    strategy = Synchronous(model, optimizer)
+    strategy = Updater(model, optimizer)
     rates = []
     for number in range(3):
         contribution = strategy.compute(
             lambda x, y: cross_entropy(model(x), y), cases.batch_of(0), samples=12, total=12, step=number
         )
-        agreement = strategy.reduce(contribution, Notice(number))
+        agreement = strategy.exchange(contribution, Notice(number))
         rates.append(agreement.rows[0].hyper)
         strategy.apply(agreement)
         schedule.step()

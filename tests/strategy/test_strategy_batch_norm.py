@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.collective import Group
 from paceline.errors import StrategyError
-from paceline.strategy import Synchronous, batch_norm, buckets, overlap
+from paceline.strategy import Updater, batch_norm, buckets, overlap
 from paceline.strategy.batch_norm import SyncedNorms, judge_roll
 from paceline.strategy.options import SessionOptions
 from paceline.testing.crew import Crew, Raised
@@ -181,7 +181,7 @@ def test_layers_that_cannot_be_reached_are_refused(layer: nn.Module, says: str) 
 
 def test_memory_that_does_not_suffice_and_a_weight_of_nothing_are_refused_by_name() -> None:
     model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
-    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(batch_norm="sync"))
+    strategy = Updater(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(batch_norm="sync"))
     x, y = cases.batch_of(0)
 
     def exhaust(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -194,4 +194,4 @@ def test_memory_that_does_not_suffice_and_a_weight_of_nothing_are_refused_by_nam
             lambda x, y: (functional.cross_entropy(model(x), y), 0.0), (x, y), samples=12, total=12, step=4
         )
     with pytest.raises(ValueError, match="batch_norm='global'"):
-        Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(batch_norm="global"))  # type: ignore[arg-type]
+        Updater(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(batch_norm="global"))  # type: ignore[arg-type]

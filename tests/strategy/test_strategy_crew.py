@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.collective import Group
 from paceline.errors import Disagreement, Diverged, GroupError, PeerLost
-from paceline.strategy import Flag, Notice, Synchronous
+from paceline.strategy import Flag, Notice, Updater
 from paceline.strategy.header import Row, exchange, exchange_text
 from paceline.strategy.options import SessionOptions
 from paceline.testing.crew import Crew, say
@@ -112,10 +112,10 @@ def changes_a_buffer_of_its_own(group: Group, shares: tuple[int, ...]) -> Any:
         return nn.functional.cross_entropy(model(x), y)
 
     case = cases.Case(model, [torch.optim.SGD(model.parameters(), lr=0.1)], loss_fn)
-    strategy = Synchronous(model, case.optimizers)
+    strategy = Updater(model, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     cases.one_step(strategy, case, 0, shares, group.rank)
-    found = float(seen), table.tolist(), strategy.state_digest()
+    found = float(seen), table.tolist(), strategy.gradients.state_digest()
     strategy.close()
     return found
 
@@ -141,16 +141,16 @@ def differs(group: Group, what: str) -> Any:
             case.modules[0].weight.add_(1.0)
     if group.rank == 1 and what == "weight":
         loss_fn = lambda x, y: (case.loss_fn(x, y), len(x))  # noqa: E731
-    strategy = Synchronous(case.modules, case.optimizers, verify_every=1)
+    strategy = Updater(case.modules, case.optimizers, verify_every=1)
     strategy.bind(group, group.rank, group.size)
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     batch, samples = cases.share_of(0, (4, 4, 4), group.rank)
     operation = 9 if group.rank == 1 and what == "operation" else 0
     contribution = strategy.compute(loss_fn, batch, samples=samples, total=12, step=0)
     try:
-        strategy.reduce(contribution, Notice(operation))
+        strategy.exchange(contribution, Notice(operation))
     except (Disagreement, Diverged) as error:
-        assert strategy.state_digest() == before
+        assert strategy.gradients.state_digest() == before
         return type(error).__name__, str(error), getattr(error, "ranks", None)
     finally:
         strategy.close()
@@ -176,18 +176,18 @@ def test_workers_that_differ_are_named_on_all(crew: Crew, what: str, kind: str, 
 
 def not_finite(group: Group, bad_rank: int, value: float) -> Any:
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(nonfinite="skip"))
+    strategy = Updater(case.modules, case.optimizers, SessionOptions(nonfinite="skip"))
     strategy.bind(group, group.rank, group.size)
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
     if group.rank == bad_rank:
         batch[0][1, 2] = value
     contribution = strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=0)
-    agreement = strategy.reduce(contribution, Notice(0))
+    agreement = strategy.exchange(contribution, Notice(0))
     strategy.apply(agreement)
-    same = strategy.state_digest() == before
+    same = strategy.gradients.state_digest() == before
     cases.one_step(strategy, case, 1, (6, 4, 2), group.rank)
-    went_on = strategy.state_digest()
+    went_on = strategy.gradients.state_digest()
     strategy.close()
     return agreement.counts, agreement.nonfinite, agreement.reason, same, went_on
 
@@ -207,11 +207,11 @@ def test_a_gradient_that_is_not_finite_is_not_applied_and_named(crew: Crew, valu
 def overflows(group: Group) -> Any:
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
-    strategy = Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    strategy = Updater(model, torch.optim.SGD(model.parameters(), lr=0.1))
     strategy.bind(group, group.rank, group.size)
     x = torch.full((1, 1), 3e38)  # two thirds of it from each are finite, their sum is not
     contribution = strategy.compute(lambda x: (model(x).mean(), 2.0), (x,), samples=1, total=3, step=0)
-    agreement = strategy.reduce(contribution, Notice(0))
+    agreement = strategy.exchange(contribution, Notice(0))
     strategy.close()
     return agreement.counts, agreement.nonfinite, agreement.reason
 
@@ -251,25 +251,25 @@ def test_rows_arrive_bit_for_bit(crew: Crew) -> None:
 def survive(group: Group) -> Any:
     """Rank 2 says that it is there and dies in its second step; the others do the step again with its samples."""
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     cases.one_step(strategy, case, 0, (6, 4, 2), group.rank)
     if group.rank == 2:
         say("first step done")
         group.recv(torch.zeros(1), 0)  # never comes
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     try:
         cases.one_step(strategy, case, 1, (6, 4, 2), group.rank)
         raise AssertionError("a step with a dead member was complete")
     except PeerLost as error:
         following = group.regroup([rank for rank in range(group.size) if rank != error.rank])
-    assert strategy.state_digest() == before, "a failed attempt left a trace"
+    assert strategy.gradients.state_digest() == before, "a failed attempt left a trace"
     old = strategy._store
     strategy.bind(following, following.rank, following.size)
     assert strategy._store is not old, "buckets of the old group may still be written to"
     assert all(parameter.grad is None for parameter in case.modules.parameters())
     cases.one_step(strategy, case, 1, (7, 5), following.rank)
-    found = cases.state(case), strategy.state_digest()
+    found = cases.state(case), strategy.gradients.state_digest()
     strategy.close()
     following.close()
     group.close()
@@ -301,16 +301,16 @@ def interrupted(group: Group) -> Any:
             raise Doomed("a member died")
 
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers, check=check)
+    strategy = Updater(case.modules, case.optimizers, check=check)
     strategy.bind(group, group.rank, group.size)
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
     with pytest.raises(Doomed):
         strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=0)
-    assert strategy.state_digest() == before
+    assert strategy.gradients.state_digest() == before
     assert all(parameter.grad is None for parameter in case.modules.parameters())
     cases.one_step(strategy, case, 0, (6, 4, 2), group.rank)
-    found = strategy.state_digest()
+    found = strategy.gradients.state_digest()
     strategy.close()
     return found
 
@@ -322,12 +322,12 @@ def test_an_interrupted_attempt_leaves_no_trace(crew: Crew) -> None:
 
 def divide_differently(group: Group) -> str:
     case = cases.build("normalised")
-    strategy = Synchronous(case.modules, case.optimizers)
+    strategy = Updater(case.modules, case.optimizers)
     strategy.bind(group, group.rank, group.size)
     batch, samples = cases.share_of(0, (6, 4, 2), group.rank)
     found = strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=1)
     try:
-        strategy.reduce(found, Notice(1, shares=7 if group.rank == 1 else 5))
+        strategy.exchange(found, Notice(1, shares=7 if group.rank == 1 else 5))
         return "went on"
     except Disagreement as error:
         return str(error)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.errors import OutOfSharedMemory
-from paceline.strategy import Notice, Synchronous, memory
+from paceline.strategy import Notice, Updater, memory
 from paceline.strategy.loss_calls import piece_sizes
 from paceline.strategy.options import SessionOptions
 
@@ -32,8 +32,8 @@ def cuda_error() -> None:
 ERRORS = [cpu_error, python_error, cuda_error]
 
 
-def make(model: nn.Module, **options: Any) -> Synchronous:
-    return Synchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(**options))
+def make(model: nn.Module, **options: Any) -> Updater:
+    return Updater(model, torch.optim.SGD(model.parameters(), lr=0.1), SessionOptions(**options))
 
 
 def counting(model: nn.Module, fits: int, fail: Callable[[], None]) -> tuple[Callable[..., torch.Tensor], list[int]]:
@@ -58,8 +58,8 @@ def test_the_share_is_halved_until_it_fits_and_stays_so(fail: Callable[[], None]
     loss_fn, calls = counting(model, 4, fail)
     found = strategy.compute(loss_fn, x, samples=12, total=12, step=1)
     assert calls == [12, 6, 3, 3, 3, 3]
-    assert strategy.limit == 3
-    agreement = strategy.reduce(found, Notice(1))
+    assert strategy.gradients.limit == 3
+    agreement = strategy.exchange(found, Notice(1))
     assert model.weight.grad is not None
     torch.testing.assert_close(model.weight.grad, expected)
     assert agreement.rows[0].limit == 3
@@ -126,8 +126,8 @@ def test_pieces_that_were_asked_for_are_no_limit_of_the_share() -> None:
     strategy = make(model, micro_batch=4)
     loss_fn, _ = counting(model, 2, python_error)
     found = strategy.compute(loss_fn, torch.randn(12, 4), samples=12, total=12, step=1)
-    assert strategy.limit == 2
-    assert strategy.reduce(found, Notice(1)).rows[0].limit == 0
+    assert strategy.gradients.limit == 2
+    assert strategy.exchange(found, Notice(1)).rows[0].limit == 0
     strategy.close()
 
 
@@ -155,5 +155,5 @@ def test_what_the_failed_attempt_held_is_free_before_the_next_one() -> None:
         return found
 
     strategy.compute(loss_fn, torch.randn(4, 4), samples=4, total=4, step=1)
-    assert strategy.limit == 2
+    assert strategy.gradients.limit == 2
     strategy.close()

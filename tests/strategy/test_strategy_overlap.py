@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.collective import Group
 from paceline.errors import GroupAborted
-from paceline.strategy import Notice, Synchronous, buckets, overlap
+from paceline.strategy import Notice, Updater, buckets, overlap
 from paceline.strategy.options import SessionOptions
 from paceline.testing.crew import Crew, Raised
 from tests.strategy import cases
@@ -81,11 +81,11 @@ def late_gradients(group: Group) -> Any:
         losses = [cross_entropy(again(case.modules, x, use_reentrant=True), y) for _ in range(2)]
         return (losses[0] + losses[1]) / 2
 
-    strategy = Synchronous(case.modules, case.optimizers, SessionOptions(clip_norm=0.1))
+    strategy = Updater(case.modules, case.optimizers, SessionOptions(clip_norm=0.1))
     strategy.bind(group, group.rank, group.size)
     for number in range(4):
         cases.one_step(strategy, case._replace(loss_fn=loss_fn), number, SHARES, group.rank)
-    found = cases.state(case), strategy.state_digest(), len(calls)
+    found = cases.state(case), strategy.gradients.state_digest(), len(calls)
     strategy.close()
     overlap.Overlapped.reduce_late = originals  # type: ignore[method-assign]
     return found
@@ -111,19 +111,19 @@ def ends_in_the_middle(group: Group, reason: type[Exception]) -> None:
         if calls > limit:
             raise reason("in the middle of backward")
 
-    strategy = Synchronous(case.modules, case.optimizers, check=check)
+    strategy = Updater(case.modules, case.optimizers, check=check)
     strategy.bind(group, group.rank, group.size)
     for number in range(2):
         cases.one_step(strategy, case, number, SHARES, group.rank)
-    before = strategy.state_digest()
+    before = strategy.gradients.state_digest()
     if group.rank == 1:
         limit = calls + 5
     batch, samples = cases.share_of(2, SHARES, group.rank)
     try:
-        strategy.reduce(strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=2), Notice(2))
+        strategy.exchange(strategy.compute(case.loss_fn, batch, samples=samples, total=12, step=2), Notice(2))
     finally:
-        assert strategy.state_digest() == before
-        assert (strategy.limit > 0) == (reason is MemoryError and group.rank == 1)
+        assert strategy.gradients.state_digest() == before
+        assert (strategy.gradients.limit > 0) == (reason is MemoryError and group.rank == 1)
         strategy.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paceline.errors import StrategyError
-from paceline.strategy import Contribution, Synchronous, loss_calls
+from paceline.strategy import Contribution, Updater, loss_calls
 from paceline.strategy.options import SessionOptions
 from tests.strategy import cases
 
@@ -39,30 +40,30 @@ def lazy() -> nn.Module:
 def test_models_that_are_refused(model: Any, message: str) -> None:
     made = model()
     with pytest.raises(ValueError, match=message):
-        Synchronous(made, sgd(made))
+        Updater(made, sgd(made))
 
 
 def test_optimizers_that_are_refused() -> None:
     model = linear()
     with pytest.raises(ValueError, match="LBFGS"):
-        Synchronous(model, torch.optim.LBFGS(model.parameters()))
+        Updater(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(ValueError, match="SparseAdam"):
-        Synchronous(model, torch.optim.SparseAdam(model.parameters()))
+        Updater(model, torch.optim.SparseAdam(model.parameters()))
     with pytest.raises(ValueError, match="no optimizer"):
-        Synchronous(model, [])
+        Updater(model, [])
     with pytest.raises(ValueError, match="optimizers 0 and 1 are the same"):
-        Synchronous(model, [one := sgd(model), one])
+        Updater(model, [one := sgd(model), one])
     with pytest.raises(ValueError, match="optimizers 0 and 1 share a parameter"):
-        Synchronous(model, [sgd(model), sgd(model)])
+        Updater(model, [sgd(model), sgd(model)])
     with pytest.raises(ValueError, match="no optimizer has a parameter of the model"):
-        Synchronous(model, sgd(linear()))
+        Updater(model, sgd(linear()))
 
 
 @pytest.mark.parametrize("setting", [{"clip_norm": 0.0}, {"micro_batch": 0}, {"nonfinite": "maybe"}])
 def test_settings_that_are_refused(setting: dict[str, Any]) -> None:
     model = linear()
     with pytest.raises(ValueError, match=next(iter(setting))):
-        Synchronous(model, sgd(model), SessionOptions(**setting))
+        Updater(model, sgd(model), SessionOptions(**setting))
 
 
 def test_a_device_that_is_not_supported_is_named() -> None:
@@ -72,13 +73,13 @@ def test_a_device_that_is_not_supported_is_named() -> None:
     model = linear()
     model.weight = Elsewhere(torch.zeros(3, 6))
     with pytest.raises(ValueError, match=r"parameters on cuda are not supported yet: Paceline reduces CPU tensors"):
-        Synchronous(model, sgd(model))
+        Updater(model, sgd(model))
 
 
 def test_a_sparse_gradient_that_nobody_announced() -> None:
     table = nn.Parameter(torch.randn(5, 3))
     model = nn.ParameterList([table])
-    strategy = Synchronous(model, sgd(model))
+    strategy = Updater(model, sgd(model))
 
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return cross_entropy(nn.functional.embedding(y, table, sparse=True), y)
@@ -90,18 +91,18 @@ def test_a_sparse_gradient_that_nobody_announced() -> None:
 def test_a_step_of_the_script_is_refused() -> None:
     model = linear()
     optimizer = sgd(model)
-    strategy = Synchronous(model, optimizer)
-    before = strategy.state_digest()
+    strategy = Updater(model, optimizer)
+    before = strategy.gradients.state_digest()
     with pytest.raises(StrategyError, match=r"SGD.step\(\) was called by the script"):
         optimizer.step()
-    assert strategy.state_digest() == before
+    assert strategy.gradients.state_digest() == before
     cases.one_step(strategy, cases.Case(model, [optimizer], lambda x, y: cross_entropy(model(x), y)), 0, (12,), 0)
-    assert strategy.state_digest() != before
+    assert strategy.gradients.state_digest() != before
     strategy.close()
     optimizer.step()
 
 
-def a_step(strategy: Synchronous, model: nn.Module, step: int) -> Contribution:
+def a_step(strategy: Updater, model: nn.Module, step: int) -> Contribution:
     def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return cross_entropy(model(x), y)
 
@@ -111,7 +112,7 @@ def a_step(strategy: Synchronous, model: nn.Module, step: int) -> Contribution:
 def test_a_layer_that_is_replaced_without_its_optimizer_is_refused() -> None:
     layer = nn.Linear(3, 3)
     model = nn.Sequential(nn.Linear(6, 3), layer)
-    strategy = Synchronous(model, sgd(model))
+    strategy = Updater(model, sgd(model))
     a_step(strategy, model, 1)
     layer.weight.data = torch.zeros(3, 3)  # new values are welcome
     a_step(strategy, model, 2)
@@ -122,7 +123,7 @@ def test_a_layer_that_is_replaced_without_its_optimizer_is_refused() -> None:
 
 def test_a_layer_that_is_replaced_before_the_first_step_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 3))
-    strategy = Synchronous(model, sgd(model))
+    strategy = Updater(model, sgd(model))
     model[0] = nn.Linear(6, 3)
     with pytest.raises(StrategyError, match=r"the parameter 0.weight .* no optimizer has it"):
         strategy.bind(None, 0, 1)
@@ -130,7 +131,7 @@ def test_a_layer_that_is_replaced_before_the_first_step_is_refused() -> None:
 
 def test_a_layer_that_is_added_is_found_within_some_steps() -> None:
     model = nn.Sequential(nn.Linear(6, 3))
-    strategy = Synchronous(model, sgd(model), verify_every=4)
+    strategy = Updater(model, sgd(model), verify_every=4)
     model.append(nn.Linear(3, 3))
     for step in range(1, 4):
         a_step(strategy, model, step)
@@ -141,7 +142,7 @@ def test_a_layer_that_is_added_is_found_within_some_steps() -> None:
 def test_a_layer_that_is_replaced_in_its_optimizer_too_is_trained() -> None:
     model = nn.Sequential(nn.Linear(6, 3))
     optimizer = sgd(model)
-    strategy = Synchronous(model, optimizer)
+    strategy = Updater(model, optimizer)
     a_step(strategy, model, 1)
     model[0] = nn.Linear(6, 3)
     optimizer.param_groups[0]["params"] = list(model.parameters())
@@ -151,9 +152,9 @@ def test_a_layer_that_is_replaced_in_its_optimizer_too_is_trained() -> None:
 def test_parameters_that_are_used_now_and_then_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = nn.Linear(6, 3), nn.Linear(6, 3)
     model = nn.ModuleList([first, second])
-    strategy = Synchronous(model, sgd(model))
+    strategy = Updater(model, sgd(model))
     looked: list[int] = []
-    monkeypatch.setattr(strategy, "_check_known", lambda: looked.append(1))
+    monkeypatch.setattr(strategy.gradients, "check_known", lambda: looked.append(1))
     for step in range(1, 9):
         a_step(strategy, (first, second)[step % 2], step)
     assert len(looked) == 2
@@ -162,17 +163,26 @@ def test_parameters_that_are_used_now_and_then_are_looked_for_once(monkeypatch: 
 @pytest.mark.parametrize(
     ("batch", "says"),
     [
-        ((1, 2), r"2 values is passed as 2 arguments: write def loss_fn\(x, y\)"),
+        ((1,), r"1 value is passed as 1 argument: write def loss_fn\(x\)"),
+        ([1, 2], r"2 values is passed as 2 arguments: write def loss_fn\(x, y\)"),
         ((1, 2, 3), r"3 arguments: write def loss_fn\(x0, x1, x2\)"),
-        ({"ids": 1, "labels": 2}, r"by keywords: write def loss_fn\(ids, labels\)"),
+        ({"ids": 1, "labels": 2}, r"a dict is passed as one argument: write def loss_fn\(batch\)"),
+        (torch.zeros(2), r"a Tensor is passed as one argument: write def loss_fn\(batch\)"),
     ],
 )
 def test_a_loss_function_of_another_signature_is_told_the_one_that_is_wanted(batch: Any, says: str) -> None:
-    def loss_fn(batch: Any) -> None:
+    def loss_fn(*, ids: Any, labels: Any) -> None:
         raise AssertionError("it is not called")
 
-    with pytest.raises(TypeError, match=says):
-        loss_calls.spread(loss_fn, batch)
+    @functools.wraps(loss_fn)
+    def decorated(*values: Any, **named: Any) -> None:
+        loss_fn(*values, **named)
+
+    for function in (loss_fn, decorated, functools.partial(loss_fn, ids=1)):
+        with pytest.raises(TypeError, match=says):
+            loss_calls.spread(function, batch)
+    with pytest.raises(TypeError, match=says.replace("loss_fn", "validate")):
+        loss_calls.spread(loss_fn, batch, "validate")
 
 
 def test_a_type_error_in_a_loss_function_stays_its_own() -> None:

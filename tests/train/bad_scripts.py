@@ -62,7 +62,7 @@ def odd_ones(faults: dict[int, str], enough: str = "") -> dict[str, Any]:
     for epoch in session.epochs(100_000 if enough else 2):
         for batch in epoch:
             session.step(loss_fn, batch)
-            say((session.steps, session.size))
+            say((session.steps, session.world_size))
             if session.steps == 3:
                 _misbehave(fault, session, optimizer)
         if fault == "ends":

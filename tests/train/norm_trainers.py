@@ -94,7 +94,7 @@ def train(
     for epoch in session.epochs(epochs):
         for batch in epoch:
             losses.append(session.step(loss_fn, batch))
-            say((session.steps, session.size))
+            say((session.steps, session.world_size))
         scores.append(session.evaluate(validate, Numbered(50))["loss"])
     session.close()
     assert "forward" not in vars(model.norm), "the layer is no longer what it was"

@@ -84,8 +84,8 @@ def odd_steps(length: int, batch: int, epochs: int) -> dict[str, Any]:
         checkpoints=Checkpoints(every_s=None),
     )
 
-    def loss_fn(*, x: torch.Tensor, y: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model(x, number), y)
+    def loss_fn(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return F.cross_entropy(model(batch["x"], batch["number"]), batch["y"])
 
     losses = []
     with session:
@@ -232,7 +232,7 @@ def staged_script(enough: str) -> dict[str, Any]:
             for one in epoch:
                 session.step(loss_fn, one)
                 session.state.setdefault("numbers", []).append(session.steps)
-                say((session.steps, session.size))
+                say((session.steps, session.world_size))
             is_enough = bool(until) and os.path.exists(until)
             if session.should_stop(math.inf if is_enough else -float(session.steps), patience=0):
                 break
@@ -241,6 +241,7 @@ def staged_script(enough: str) -> dict[str, Any]:
     note(session.evaluate(validate, few))
     loop(1)
     note(session.evaluate(validate, data, batch=7))
+    seen.append(session.score(-5.5))
     seen.append(session.should_stop(0.0, patience=5))
     loop(1000, enough)
     note(session.evaluate(validate, data))

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,22 +36,31 @@ from tests.train.trainers import BATCH, LENGTH, Numbered, make_model
 STEPS = -(-LENGTH // BATCH)
 
 
-def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(x), y)
+def loss_of(model: nn.Module) -> Callable[..., torch.Tensor]:
+    def loss_fn(x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), y)
+
+    return loss_fn
 
 
-def validate(model: nn.Module, x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> dict[str, Any]:
-    logits = model(x)
-    return {"loss": F.cross_entropy(logits, y), "accuracy": (logits.argmax(1) == y).float().mean()}
+def scores_of(model: nn.Module) -> Callable[..., dict[str, Any]]:
+    def validate(x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> dict[str, Any]:
+        logits = model(x)
+        return {"loss": F.cross_entropy(logits, y), "accuracy": (logits.argmax(1) == y).float().mean()}
+
+    return validate
+
+
+def first_model() -> nn.Module:
+    torch.manual_seed(1)
+    return make_model()
 
 
 def make_task(model: nn.Module | None = None, **fields: Any) -> Task:
-    if model is None:
-        torch.manual_seed(1)
-        model = make_model()
+    model = model or first_model()
     fields.setdefault("optimizer", torch.optim.AdamW(model.parameters(), lr=1e-2))
     fields.setdefault("data", Numbered())
-    fields.setdefault("loss", loss)
+    fields.setdefault("loss_fn", loss_of(model))
     fields.setdefault("epochs", 2)
     fields.setdefault("global_batch", BATCH)
     return Task(model=model, **fields)
@@ -109,9 +118,9 @@ def test_fit_is_the_loop_that_one_would_write() -> None:
     losses, scores = [], []
     for epoch in session.epochs(3):
         for batch in epoch:
-            losses.append(session.step(lambda *batch: loss(model, *batch), batch))
+            losses.append(session.step(loss_of(model), batch))
             schedule.step()
-        scores.append(session.evaluate(lambda *batch: validate(model, *batch), data))
+        scores.append(session.evaluate(scores_of(model), data))
         if session.should_stop(scores[-1]["loss"], patience=3):
             break
     session.close()
@@ -125,7 +134,7 @@ def test_fit_is_the_loop_that_one_would_write() -> None:
             schedule=torch.optim.lr_scheduler.StepLR(fitted_optimizer, step_size=5, gamma=0.9),
             data=data,
             epochs=3,
-            validation=Validation(data=data, validate=validate, best=EarlyStopping(restore=False)),
+            validation=Validation(data=data, validate=scores_of(fitted_model), best=EarlyStopping(restore=False)),
             options=SessionOptions(seed=3, clip_norm=1.0),
         )
     )
@@ -172,37 +181,58 @@ def test_validation_is_done_when_it_is_due_and_once(settings: dict[str, Any], ex
 
 
 def test_the_score_without_validate_is_the_exact_mean_of_the_loss() -> None:
-    def weighted(model: nn.Module, x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> Any:
+    model = first_model()
+
+    def weighted(x: torch.Tensor, y: torch.Tensor, numbers: torch.Tensor) -> Any:
         weights = 1.0 + numbers % 3
         each = F.cross_entropy(model(x), y, reduction="none")
         return (each * weights).sum() / weights.sum(), weights.sum()
 
     data = Numbered(50)
-    task = make_task(epochs=1, loss=weighted, validation=Validation(data=data, batch=7))
+    task = make_task(model, epochs=1, loss_fn=weighted, validation=Validation(data=data, batch=7))
     fitted = fit(task)
     whole = [
         torch.stack([torch.as_tensor(sample[part]) for sample in map(data.__getitem__, range(50))]) for part in range(3)
     ]
     with torch.no_grad():
-        assert fitted.scores["loss"] == pytest.approx(float(weighted(task.model, *whole)[0]), rel=1e-5)
+        assert fitted.scores["loss"] == pytest.approx(float(weighted(*whole)[0]), rel=1e-5)
+
+
+def test_a_batch_that_is_a_dict_is_passed_as_it_is() -> None:
+    """The loss, the validation that is made of it, and the warm-up."""
+    model = first_model()
+    data = [{"x": torch.randn(8), "label": number % 3} for number in range(20)]
+    kinds: list[type] = []
+
+    def loss_fn(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        kinds.append(type(batch))
+        return F.cross_entropy(model(batch["x"]), batch["label"])
+
+    fitted = fit(make_task(model, loss_fn=loss_fn, data=data, epochs=1, validation=Validation(data=data)))
+    assert set(kinds) == {dict}
+    assert fitted.scores["loss"] > 0
+    with pytest.raises(TypeError, match=r"a dict is passed as one argument: write def loss_fn\(batch\)"):
+        fit(make_task(loss_fn=lambda x, label: None, data=data, epochs=1))
 
 
 class Scripted:
     """A validation whose scores are given; also notes the weights at each."""
 
-    def __init__(self, scores: list[float]) -> None:
+    def __init__(self, model: nn.Module, scores: list[float]) -> None:
+        self._model = model
         self._scores = scores
         self.digests: list[str] = []
 
-    def __call__(self, model: nn.Module, *batch: Any) -> dict[str, Any]:
-        self.digests.append(digest(model))
+    def __call__(self, *batch: Any) -> dict[str, Any]:
+        self.digests.append(digest(self._model))
         return {"score": self._scores[len(self.digests) - 1]}
 
 
 def test_early_stopping_and_the_best_weights() -> None:
-    scripted = Scripted([3.0, 5.0, 4.0, 5.0, 1.0, 9.0])
+    model = first_model()
+    scripted = Scripted(model, [3.0, 5.0, 4.0, 5.0, 1.0, 9.0])
     best = EarlyStopping(metric="score", mode="max", patience=2)
-    task = make_task(epochs=6, validation=Validation(data=Numbered(10), validate=scripted, best=best))
+    task = make_task(model, epochs=6, validation=Validation(data=Numbered(10), validate=scripted, best=best))
     fitted = fit(task)
     assert fitted.reason == "early stopping"
     assert [one.is_best for one in fitted.validations] == [True, True, False, False, False]
@@ -213,7 +243,8 @@ def test_early_stopping_and_the_best_weights() -> None:
 
 
 def test_early_stopping_in_the_middle_of_an_epoch() -> None:
-    scripted = Scripted([1.0, 2.0, 2.0])
+    model = first_model()
+    scripted = Scripted(model, [1.0, 2.0, 2.0])
     validation = Validation(
         data=Numbered(10),
         validate=scripted,
@@ -222,15 +253,16 @@ def test_early_stopping_in_the_middle_of_an_epoch() -> None:
         best=EarlyStopping(metric="score", patience=0),
     )
     noting = Noting()
-    fitted = fit(make_task(validation=validation, callbacks=[noting]))
+    fitted = fit(make_task(model, validation=validation, callbacks=[noting]))
     assert (fitted.reason, fitted.steps, fitted.history) == ("early stopping", 10, ())
     assert noting.calls[-2:] == [("validation", 10), ("stop", "early stopping")]
 
 
 def test_the_last_weights_stay_where_the_best_are_not_wanted_or_there_are_none() -> None:
     for scores, best in ([1.0, 2.0], Best(metric="score", restore=False)), ([float("nan")] * 2, Best(metric="score")):
-        scripted = Scripted(scores)
-        task = make_task(validation=Validation(data=Numbered(10), validate=scripted, best=best))
+        model = first_model()
+        scripted = Scripted(model, scores)
+        task = make_task(model, validation=Validation(data=Numbered(10), validate=scripted, best=best))
         fitted = fit(task)
         assert digest(task.model) == scripted.digests[1] != scripted.digests[0]
         assert (fitted.best is None) == (best.restore)
@@ -278,11 +310,13 @@ def test_a_run_that_is_asked_to_stop_says_so(tmp_path: Path) -> None:
 
 def test_a_resumed_training_is_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     def task(scores: list[float], resume: bool, callbacks: Any = (), epochs: int = 4) -> Task:
+        model = make_model() if resume else first_model()
         return make_task(
+            model,
             epochs=epochs,
             schedule=Rates(schedule="cosine"),
             validation=Validation(
-                data=Numbered(10), validate=Scripted(scores), best=EarlyStopping(metric="score", patience=2)
+                data=Numbered(10), validate=Scripted(model, scores), best=EarlyStopping(metric="score", patience=2)
             ),
             checkpoints=Checkpoints(folder=tmp_path if callbacks or resume else None, every_steps=5, resume=resume),
             callbacks=callbacks,
@@ -393,7 +427,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
         (lambda: make_task(epochs=0), "epochs=0"),
         (lambda: make_task(epochs=True), "epochs=True"),
         (lambda: make_task(optimizer=[]), r"optimizer=\[\]"),
-        (lambda: make_task(loss=3), "loss=3"),
+        (lambda: make_task(loss_fn=3), "loss_fn=3"),
         (lambda: make_task(data=[]), "empty"),
         (lambda: make_task(validation=Numbered()), r"validation=Numbered.*give Validation"),
         (lambda: make_task(callbacks=[print]), "callbacks=.*derives from Callback"),
@@ -403,7 +437,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
         (lambda: make_task(schedule=Rates(warm_up=WarmUp(steps=99))), "WarmUp.steps=99. is not shorter"),
         (lambda: make_task(schedule=_foreign_schedule()), "StepLR.*does not have"),
         (lambda: make_task(schedule=_plateau()), "ReduceLROnPlateau.*Session"),
-        (lambda: make_validation(every_epochs=None), "is never"),
+        (lambda: make_validation(every_epochs=None), "would never validate"),
         (lambda: make_validation(every_steps=0), "every_steps=0"),
         (lambda: make_validation(batch=0), "batch=0"),
         (lambda: make_validation(validate=3), "validate=3"),
@@ -447,9 +481,10 @@ def _plateau() -> Any:
 
 
 def test_a_metric_that_validate_does_not_return_is_named() -> None:
-    task = make_task(epochs=1, validation=Validation(data=Numbered(), validate=validate, best=Best(metric="recall")))
+    model = first_model()
+    validation = Validation(data=Numbered(), validate=scores_of(model), best=Best(metric="recall"))
     with pytest.raises(ValueError, match=r"'recall'.*'loss', 'accuracy'"):
-        fit(task)
+        fit(make_task(model, epochs=1, validation=validation))
 
 
 # -- real processes --------------------------------------------------------------------------------------------------
@@ -475,18 +510,19 @@ class Saying(Callback):
 def fit_in_a_run(folder: str, epochs: int, hurry: str, best: Best) -> dict[str, Any]:
     """Slow until there is a file of the name `hurry`. Each worker begins with other weights."""
     model = make_model()
+    loss_fn = loss_of(model)
 
-    def slow_loss(model: nn.Module, *batch: torch.Tensor) -> torch.Tensor:
+    def slow_loss(*batch: torch.Tensor) -> torch.Tensor:
         if not os.path.exists(hurry):
             time.sleep(0.05)
-        return loss(model, *batch)
+        return loss_fn(*batch)
 
     task = make_task(
         model,
         epochs=epochs,
-        loss=slow_loss,
+        loss_fn=slow_loss,
         schedule=Rates(base_batch=8, scale="linear", warm_up=WarmUp(steps=5), schedule="cosine"),
-        validation=Validation(data=Numbered(), validate=validate, best=best),
+        validation=Validation(data=Numbered(), validate=scores_of(model), best=best),
         checkpoints=Checkpoints(every_s=None),
         callbacks=[Saying(model), JsonLines(Path(folder) / "lines")],
     )

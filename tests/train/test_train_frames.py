@@ -59,6 +59,20 @@ def test_an_error_of_the_script_shows_the_lines_of_the_script() -> None:
     with pytest.raises(TypeError, match="loss_fn returned float") as refused:
         train(lambda *_: 1.0)
     assert frames_of(refused.value) == [here, "train"]
+    with pytest.raises(TypeError, match=r"write def loss_fn\(x, y\)") as misfit:
+        train(lambda batch: batch)
+    assert frames_of(misfit.value) == [here, "train"]
+
+
+def test_an_error_in_a_warm_up_shows_the_lines_of_the_script() -> None:
+    here = "test_an_error_in_a_warm_up_shows_the_lines_of_the_script"
+
+    def loss_fn(batch: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        paceline.warm_up(nn.Linear(3, 1), loss_fn, [torch.ones(3)])
+    assert frames_of(caught.value) == [here, "loss_fn"]
 
 
 def test_misuse_of_a_loop_shows_the_loop() -> None:

@@ -29,6 +29,9 @@ class Nowhere:
     def load(self, part: Mapping[str, Any]) -> None:
         pass
 
+    def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        raise KeyError(name)
+
 
 class Books:
     """The ledger of one worker, and how many operations it has applied."""
@@ -48,6 +51,7 @@ class Books:
         self.applied += 1
         with torch.no_grad():
             self.model.weight += self.applied
+        self.ledger.settle(self.applied - 1)
         book = self.ledger.book
         book.cursor, book.steps, book.loss = Cursor(0, self.applied * 4), self.applied, 0.5
         self.ledger.stepped(StepRow(self.applied, 1, 0, book.cursor.position - 4, 4, 0.5, 0.01))

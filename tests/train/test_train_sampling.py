@@ -82,7 +82,7 @@ def test_a_session_refuses_to_go_on_with_other_samples(tmp_path: Path, changed: 
         first.step(first.loss_fn, batch)  # type: ignore[attr-defined]
         if number == 6:
             break
-    first._saver.publish(5)
-    first._finish(0.0)
+    first._parts.saver.publish(5)
+    first._run._finish(0.0)
     with pytest.raises(ValueError, match="of operation 5 stands in the middle of an epoch whose samples were shuffled"):
         next(session(**changed).epochs(1))

@@ -200,7 +200,7 @@ def refused(what: str) -> dict[str, Any]:
         ("LBFGS", "ValueError: LBFGS evaluates the loss several times"),
         ("custom", "Mine"),
         ("RMSprop", "ValueError: table '0' is in RMSprop, which has no rule for rows"),
-        ("added", "ValueError: 3.weight is trained since the session was made"),
+        ("added", "ValueError: 3.weight became trainable after the session was made"),
     ],
 )
 def test_scripts_that_cannot_work_on_servers_are_told_why(tmp_path: Path, what: str, message: str) -> None:

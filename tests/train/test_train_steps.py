@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.checkpoint import Contents, find, write
+from paceline.checkpoint import Contents, find, read, write
 from paceline.checkpoint.files import Skipped
 from paceline.control.messages.plan import NOTHING
 from paceline.errors import Evicted, NonFiniteGradient
@@ -92,10 +92,10 @@ def test_results_outside_of_the_loops_reach_a_worker_that_comes_late(tmp_path: P
         first = results[0]
         assert all(result == first for result in results)
         assert first["state"] == {"greeting": "hello", "numbers": list(range(1, first["steps"] + 1))}
-        before, between, decision, after = first["seen"]
+        before, between, is_best, decision, after = first["seen"]
         assert before["all"] == [0, 1]
         assert between["all"] == list(range(40))
-        assert decision is False
+        assert (is_best, decision) == (True, False)
         expected = reference_scores(first["weights"], 40)
         assert after["all"] == expected["all"]
         assert after["right"] == expected["right"]
@@ -206,17 +206,17 @@ def test_what_the_script_does_with_results_is_its_own_affair(make: Make) -> None
     session, _ = make()
     scores = session.evaluate(lambda x, y, number: {"loss": 1.0}, Numbered(10))
     scores.clear()
-    assert session._ledger.gift(whole=False)["outcome"] == {"loss": 1.0}
-    assert session._ledger.gift(whole=True)["book"]["outside"] == [{"loss": 1.0}]
+    assert session._parts.ledger.gift(whole=False)["outcome"] == {"loss": 1.0}
+    assert session._parts.ledger.gift(whole=True)["book"]["outside"] == [{"loss": 1.0}]
 
 
 def test_alone_a_gradient_that_is_not_finite_stops(make: Make) -> None:
     session, loss_fn = make()
     batch = next(iter(next(session.epochs(1))))
-    before = session._ledger.gift(whole=True)["update"]["model"]["weight"].clone()
+    before = session._parts.ledger.gift(whole=True)["update"]["model"]["weight"].clone()
     with pytest.raises(NonFiniteGradient, match="the gradient of bias"):
         session.step(lambda *one: loss_fn(*one) * float("nan"), batch)
-    assert torch.equal(before, session._ledger.gift(whole=True)["update"]["model"]["weight"])
+    assert torch.equal(before, session._parts.ledger.gift(whole=True)["update"]["model"]["weight"])
 
 
 def test_alone_it_resumes_where_it_says_so(tmp_path: Path, make: Make) -> None:
@@ -243,8 +243,8 @@ def test_who_comes_after_the_decision_to_stop_early_leaves_the_loop_too(make: Ma
     session, loss_fn = make()
     stop_after_two(session, loss_fn)
     later, loss_fn = make()
-    later._seat()
-    later._ledger.book = session._ledger.book.copy()
+    later._run.seat()
+    later._parts.ledger.book = session._parts.ledger.book.copy()
     stop_after_two(later, loss_fn)
     assert later.steps == session.steps == 6
     assert [epoch.number for epoch in itertools.islice(later.epochs(5), 1)] == [5], "the next loop is another one"
@@ -268,11 +268,28 @@ def test_a_decision_to_stop_that_the_script_does_not_follow_stops_nothing(make: 
     assert session.steps == 9
 
 
+def test_a_score_keeps_the_best_model_and_stops_nothing(tmp_path: Path, make: Make) -> None:
+    checkpoints = Checkpoints(folder=tmp_path, every_s=None, every_steps=1, keep_last=1)
+    session, loss_fn = make(checkpoints=checkpoints)
+    answers, weights = [], []
+    for epoch, score in zip(session.epochs(3), (0.1, 0.7, 0.3), strict=True):
+        for batch in epoch:
+            session.step(loss_fn, batch)
+        answers.append(session.score(score, mode="max"))
+        weights.append(session._parts.ledger.gift(whole=True)["update"]["model"]["weight"].clone())
+    session.close()
+    assert answers == [True, True, False]
+    assert session.steps == 9
+    assert torch.equal(read(tmp_path / "best").model["weight"], weights[1])
+    with pytest.raises(ValueError, match="mode='least'"):
+        session.score(0.5, mode="least")  # type: ignore[arg-type]
+
+
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main worker of a run that is going on removes old ones while newcomers look."""
-    gone = Skipped(tmp_path / "step-000000001", "it is not there any more")
+    gone = Skipped(tmp_path / "step-000000001-op-1", "it is not there any more")
     answers = [(None, [gone]), (None, [])]
     monkeypatch.setattr(sources, "newest_good", lambda _: answers.pop(0))
     saver = saving.Saver(Checkpoints(), tmp_path, lambda kind, text: pytest.fail(f"{kind}: {text}"))
@@ -282,7 +299,9 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(
 
 def checkpoint_of(folder: Path, operation: int) -> None:
     model = {"weight": torch.full((3,), float(operation))}
-    contents = Contents(run="r", operation=operation, epoch=0, position=operation, model=model, state={}, plan={})
+    contents = Contents(
+        run="r", step=operation, operation=operation, epoch=0, position=operation, model=model, state={}, plan={}
+    )
     write(folder, contents)
 
 
@@ -296,8 +315,8 @@ def test_a_worker_that_waits_sees_newer_checkpoints_and_starts_from_the_one_it_w
     assert saver.read(6).model["weight"].tolist() == [6.0, 6.0, 6.0]
     saver.abandon_after(6)
     assert [found.operation for found in find(tmp_path)] == [6, 3]
-    assert told == ["skipped checkpoint: step-000000009: the run starts again from 6"]
-    (tmp_path / "step-000000006" / "model.safetensors").write_bytes(b"")
+    assert told == ["skipped checkpoint: operation 9: the run starts again from 6"]
+    (tmp_path / "step-000000006-op-6" / "model.safetensors").write_bytes(b"")
     with pytest.raises(Evicted, match="operation 6 cannot be read"):
         saver.read(6)
     assert saver.newest_name() == 3
@@ -310,7 +329,7 @@ def test_results_after_the_loop_are_computed_again_when_the_loop_went_on(tmp_pat
 
     def run(epochs: int) -> list[float]:
         session, loss_fn = make(checkpoints=folder)
-        weight = session._model.state_dict()["weight"]
+        weight = session._parts.model.state_dict()["weight"]
 
         def validate(*_: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"norm": weight.norm()}

@@ -61,7 +61,7 @@ def count(plan: dict[str, Any]) -> dict[str, Any]:
             for batch in epoch:
                 session.step(loss_fn, batch)
         ids, rows = session.table(words)
-        source = session._strategy.sparse.source
+        source = session._parts.updater.gradients.sparse.source
         asked = (source.num_asked, source.num_pulled) if isinstance(source, ServedRows) else (0, 0)
     return {"ids": ids.tolist(), "rows": rows.tolist(), "asked": asked, "steps": session.steps}
 

@@ -21,11 +21,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from paceline.control.messages.plan import NOTHING
-from paceline.control.messages.progress import ProgressKeeper
+from paceline.control.shell import client
 from paceline.data.order import Orders
+from paceline.testing import faults
+from paceline.testing.eventually import eventually
 from paceline.testing.rehearsal import say
 from paceline.train import transfer
-from paceline.train.headers import Headers
+from paceline.train.loops.steps import Step
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
 
@@ -66,47 +68,33 @@ class WithBallast(nn.Module):
         return out
 
 
-class _Held:
-    """A group through which large tensors are not sent before there is a file of this name."""
-
-    def __init__(self, group: Any, go_on: str) -> None:
-        self._group = group
-        self._go_on = go_on
-
-    def send(self, tensor: torch.Tensor, rank: int, *, tag: int) -> None:
-        ends_at = time.monotonic() + 30.0
-        if tensor.nbytes > 1 << 20 and not os.path.exists(self._go_on):
-            say(("giving", rank))
-            while not os.path.exists(self._go_on) and time.monotonic() < ends_at:
-                time.sleep(0.005)
-        self._group.send(tensor, rank, tag=tag)
-
-
 def train_with_held_transfers(go_on: str, *arguments: Any) -> dict[str, Any]:
-    """Says ("giving", rank) in the middle of each transfer of state, and waits there."""
-    send = transfer.send
+    """Says ("giving", rank) in the middle of each transfer of state, and waits there for a file of this name."""
 
-    def held(group: Any, rank: int, parcel: Any) -> None:
-        send(_Held(group, go_on), rank, parcel)  # type: ignore[arg-type]
+    def hold(rank: int) -> None:
+        if not os.path.exists(go_on):
+            say(("giving", rank))
+            eventually(lambda: os.path.exists(go_on), "the transfer may go on")
 
-    transfer.send = held
+    faults.arm(transfer.SENDING, hold)
     return train(*arguments, make=WithBallast)
 
 
 def train_with_a_laggard(go_on: str, *arguments: Any) -> dict[str, Any]:
     """In operation 5 the main worker sees the reduction complete, as the others do; then it waits, and goes on when it
     has heard that its plan is over, so that the operation counts for the others only."""
-    outcome = Headers.outcome
+    attempt = Step.attempt
 
-    def late(headers: Headers, place: Any, *others: Any) -> Any:
+    def late(step: Step, place: Any) -> Any:
+        rows = attempt(step, place)
         if place.operation == 5 and place.rank == 0 and not os.path.exists(go_on):
             say(("behind", place.operation))
             ends_at = time.monotonic() + 30.0
-            while headers._join().client.look(lambda machine: machine.plan) and time.monotonic() < ends_at:
+            while step._loop._joined.client.look(lambda machine: machine.plan) and time.monotonic() < ends_at:
                 time.sleep(0.001)
-        return outcome(headers, place, *others)
+        return rows
 
-    Headers.outcome = late  # type: ignore[method-assign, assignment]
+    Step.attempt = late  # type: ignore[method-assign, assignment]
     return train(*arguments)
 
 
@@ -121,7 +109,7 @@ def train_and_kill_the_donor(founder: str, *arguments: Any) -> dict[str, Any]:
         except FileExistsError:
             with open(founder) as file:
                 pid = int(file.read())
-            if pid != os.getpid() and session.size == 2:
+            if pid != os.getpid() and session.world_size == 2:
                 os.kill(pid, signal.SIGKILL)
 
     return train(*arguments, in_body=in_body)
@@ -132,13 +120,13 @@ def train_unheard_until_a_checkpoint(founder: str, *arguments: Any) -> dict[str,
     try:
         with open(founder, "x"):
             pass
-        ProgressKeeper.take = lambda *_: None  # type: ignore[method-assign]
+        faults.arm(client.SAYING, lambda _, kind: kind == "progress")
         is_first = True
     except FileExistsError:
         is_first = False
 
     def in_body(session: Session) -> None:
-        if is_first and session._saver.newest_name() > NOTHING:
+        if is_first and session._parts.saver.newest_name() > NOTHING:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return train(*arguments, in_body=in_body, checkpoints=Checkpoints(every_s=None, every_steps=20))
@@ -212,7 +200,7 @@ def train(
             schedule.step()
             session.state["bodies"] = session.state.get("bodies", 0) + 1
             committed.append((epoch.number, session.steps, sorted(attempt)))
-            say((session.steps, session.size, loss))
+            say((session.steps, session.world_size, loss))
             in_body(session)
         scores.append(session.evaluate(validate, data))
         before_decision(session)

@@ -13,22 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConnectionLost, DeadlineExceeded, ProtocolError
+from paceline.testing.eventually import eventually
 from paceline.wire import frame
-from paceline.wire.connection import Connection, drop_sent
+from paceline.wire.connection import RETRY_MS, TCP_RTO_MAX_MS, Connection, drop_sent
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import raw_bytes
 from paceline.wire.waiting import Wanted
-from tests.wire.helpers import (
-    EVERY_DTYPE,
-    PAIRS,
-    WAIT_S,
-    connected,
-    eventually,
-    in_background,
-    same_bits,
-    some_tensor,
-    soon,
-)
+from tests.wire.helpers import EVERY_DTYPE, PAIRS, WAIT_S, connected, in_background, same_bits, some_tensor, soon
 
 BIG = 24 << 20
 
@@ -272,6 +263,17 @@ def test_waiting_for_a_peer_that_does_not_read_ends_with_the_operation_and_the_p
         pytest.raises(DeadlineExceeded, match=r"push: waited 0.05 s for bob to take bytes"),
     ):
         alice.send("t", None, [torch.zeros(BIG)], deadline=Deadline(0.05, "push"))
+
+
+def test_a_path_that_is_back_is_tried_again_soon_however_long_it_was_down() -> None:
+    with socket.socket() as sock:
+        try:
+            sock.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS)
+        except OSError as error:
+            pytest.skip(f"this kernel has no bound for retries: {error}")
+    with connected("tcp") as both:
+        for one in both:
+            assert one.socket.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == RETRY_MS
 
 
 class AByteEachTime:

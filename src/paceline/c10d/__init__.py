@@ -4,7 +4,7 @@
     torch.distributed.init_process_group("paceline")
 
 From there on DDP, FSDP2, DTensor, pipelining, distributed checkpoints and object collectives run on it. See
-docs/torch.md, and ARCHITECTURE.md, "torch.distributed".
+docs/how-to/torch-distributed.md, and ARCHITECTURE.md, "torch.distributed".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checkpoints beside training: a copy at a step boundary, everything else in the background.
 
-    keeper = Keeper(folder, keep_last=3, keep_best=1, mode="min")
+    keeper = Keeper(folder, keep_last=3, keep_best=1)
     keeper.take(contents)          # at a step boundary: copies the tensors, returns
     keeper.settle(operation)       # later: this operation, and all before it, count
     keeper.score(operation, 0.31)  # later still, if there is a score
@@ -43,7 +43,7 @@ from paceline.checkpoint.pending import Pending, SaveStage
 from paceline.checkpoint.snapshot import SnapshotBuffers
 from paceline.checkpoint.stores import CheckpointStore, LocalStore
 from paceline.custody.moving import CustodyError
-from paceline.custody.shelf import Mode, RetentionRules
+from paceline.custody.shelf import RetentionRules
 from paceline.errors import CheckpointError, DiskFull
 
 _log = logging.getLogger(__name__)
@@ -71,11 +71,10 @@ class CheckpointWriter:
         *,
         keep_last: int = 3,
         keep_best: int = 1,
-        mode: Mode = "min",
         on_event: OnEvent | None = None,
         make_store: Callable[[RetentionRules], CheckpointStore] | None = None,
     ) -> None:
-        rules = RetentionRules(keep_last, keep_best, mode)
+        rules = RetentionRules(keep_last, keep_best)
         rules.check()
         self.folder = Path(folder)
         self._on_event = on_event
@@ -113,19 +112,20 @@ class CheckpointWriter:
         """Copy everything and write it in the background. None, with a warning, if the previous one is still being
         written, or if there is no memory. What cannot be saved is a `TypeError`."""
         self._check_usable()
-        pending = Pending(contents.operation, self._store.path_of(contents.operation), self._changed)
+        step, operation = contents.step, contents.operation
+        pending = Pending(step, operation, self._store.path_of(step, operation), self._changed)
         with self._changed:
-            if contents.operation in self._pending:
-                raise ValueError(f"operation {contents.operation} has a snapshot already; take one for each operation")
+            if operation in self._pending:
+                raise ValueError(f"operation {operation} has a snapshot already; take one for each operation")
             if self._copied is not None and self._copied.waits_for_room:
                 self._copied.is_unwanted = True  # this one is newer
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._copied is None, _GIVE_UP_S)
             before = self._copied
             if before is None:
-                self._copied = self._pending[contents.operation] = pending
+                self._copied = self._pending[operation] = pending
         if before is not None:
-            text = f"operation {contents.operation}: the checkpoint of {before.operation} is still being written"
+            text = f"operation {operation}: the checkpoint of {before.operation} is still being written"
             _log.warning("no snapshot of %s", text)
             self._tell("skipped", text)
             return None
@@ -179,8 +179,8 @@ class CheckpointWriter:
             self._drop_after(after_operation)
 
     def score(self, operation: int, value: float) -> bool:
-        """The better ones stay longer. False, and nothing happens, if there is no checkpoint of this operation or the
-        value is not finite."""
+        """The lowest stay longer. False, and nothing happens, if there is no checkpoint of this operation or the value
+        is not finite."""
         self._check_usable()
         with self._changed:
             is_there = operation in self._pending or self._store.has(operation)
@@ -237,12 +237,12 @@ class CheckpointWriter:
     def _check_process(self) -> None:
         # Before any lock: in a forked child one may be held by a thread that is not there.
         if os.getpid() != self._pid:
-            raise CheckpointError(f"this keeper belongs to process {self._pid}; a forked child has none")
+            raise CheckpointError(f"this checkpoint writer belongs to process {self._pid}; a forked child has none")
 
     def _check_usable(self) -> None:
         self._check_process()
         if self._closing:
-            raise CheckpointError("this keeper is closed; make another one for the folder")
+            raise CheckpointError("this checkpoint writer is closed; make another one for the folder")
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class CheckpointWriter:
     def _publish(self, pending: Pending) -> None:
         assert pending.draft is not None
         try:
-            self._store.publish(pending.draft, pending.operation, lambda: self._check_wanted(pending))
+            self._store.publish(pending.draft, pending.step, pending.operation, lambda: self._check_wanted(pending))
         except _Unwanted:
             self._end(pending, SaveStage.DROPPED)
             return

@@ -11,6 +11,7 @@ from paceline.cli import people
 from paceline.cli.bench.allreduce.command import allreduce
 from paceline.cli.bench.app import app as bench_app
 from paceline.cli.bench.links.command import links
+from paceline.cli.bench.steps.command import script
 from paceline.cli.join import CodeFirst, join
 from paceline.cli.run import SCRIPT_SETTINGS, run
 
@@ -27,6 +28,7 @@ app.command()(people.invite)
 app.command()(people.drain)
 app.command()(people.stop)
 app.command()(people.logs)
+bench_app.command(context_settings=SCRIPT_SETTINGS)(script)
 bench_app.command()(allreduce)
 bench_app.command()(links)
 app.add_typer(bench_app, name="bench")

@@ -38,6 +38,7 @@ from paceline.collective.sequencer import Key, Sequencer
 from paceline.collective.shared import SharedPath
 from paceline.collective.succession import Describe
 from paceline.errors import GroupError
+from paceline.fault_points import FaultPoint
 from paceline.wire.card import Card
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import name_of
@@ -46,6 +47,7 @@ from paceline.wire.memory import SharedMemory
 
 DEFAULT_TIMEOUT_S = 300.0
 FORMING_S = 60.0
+FORMED: FaultPoint[[str], None] = FaultPoint("a group of this name is there on this member")
 
 
 class Group:
@@ -102,6 +104,7 @@ class Group:
         group = cls(parts, timeout_s=timeout_s, ephemeral=ephemeral)
         try:
             group._reducer.settle_model(model, deadline)
+            FORMED.reach(name)
         except BaseException:
             group._close(formed=False)
             raise

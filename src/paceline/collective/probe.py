@@ -18,11 +18,11 @@ SIZES_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 NUM_REPEATS = 5
 BUDGET_S = 1.0
 
-Synchronous = Callable[[torch.Tensor, str, str], object]
+Updater = Callable[[torch.Tensor, str, str], object]
 Empty = Callable[[tuple[int, ...]], torch.Tensor]
 
 
-def probe(all_reduce: Synchronous, empty: Empty, algorithms: Sequence[str]) -> CostModel:
+def probe(all_reduce: Updater, empty: Empty, algorithms: Sequence[str]) -> CostModel:
     """`all_reduce(tensor, reduction, algorithm)` and `empty` are those of the group, called on all members."""
     began = time.monotonic()
     points: dict[str, list[tuple[int, float]]] = {algorithm: [] for algorithm in algorithms}
@@ -39,7 +39,7 @@ def probe(all_reduce: Synchronous, empty: Empty, algorithms: Sequence[str]) -> C
     return CostModel({algorithm: tuple(found) for algorithm, found in points.items()})
 
 
-def _measure(all_reduce: Synchronous, tensor: torch.Tensor, algorithms: Sequence[str]) -> list[float]:
+def _measure(all_reduce: Updater, tensor: torch.Tensor, algorithms: Sequence[str]) -> list[float]:
     """The quickest of a few rounds each: noise only ever adds."""
     best = [float("inf")] * len(algorithms)
     for attempt in range(NUM_REPEATS + 1):

@@ -1,6 +1,6 @@
 """Which checkpoints stay, and the links `latest` and `best`.
 
-The newest `keep_last` stay, and the `keep_best` with the best scores. Scores are in `scores.json` beside the
+The newest `keep_last` stay, and the `keep_best` with the lowest scores. Scores are in `scores.json` beside the
 checkpoints, so that they outlive the process. The links are relative, replaced by a rename, and always point at a
 checkpoint that is there: links move first, checkpoints go after.
 """
@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,21 +21,17 @@ from paceline.custody import names
 from paceline.custody.partial import retire
 
 SCORES = "scores.json"
-Mode = Literal["min", "max"]
 
 
 class RetentionRules(NamedTuple):
     keep_last: int
     keep_best: int
-    mode: Mode
 
     def check(self) -> None:
         if type(self.keep_last) is not int or self.keep_last < 1:
             raise ValueError(f"keep_last={self.keep_last!r} must be a whole number of at least 1")
         if type(self.keep_best) is not int or self.keep_best < 0:
             raise ValueError(f"keep_best={self.keep_best!r} must be a whole number of at least 0")
-        if self.mode not in ("min", "max"):
-            raise ValueError(f"mode={self.mode!r} must be 'min' (a loss) or 'max' (an accuracy)")
 
 
 class Choice(NamedTuple):
@@ -47,9 +43,8 @@ class Choice(NamedTuple):
 def choose(operations: Iterable[int], scores: Mapping[int, float], rules: RetentionRules) -> Choice:
     """Of equal scores the earlier one is better; a score that is not finite is none."""
     there = sorted(operations)
-    sign = 1 if rules.mode == "min" else -1
     scored = [operation for operation in there if math.isfinite(scores.get(operation, math.nan))]
-    ranked = sorted(scored, key=lambda operation: sign * scores[operation])
+    ranked = sorted(scored, key=lambda operation: scores[operation])
     keep = frozenset(there[-rules.keep_last :] + ranked[: rules.keep_best])
     return Choice(keep, there[-1] if there else None, ranked[0] if ranked and rules.keep_best else None)
 
@@ -72,8 +67,8 @@ class Shelf:
         scores.update(new_scores)
         choice = choose(there, scores, self._rules)
         self._write_scores({operation: scores[operation] for operation in choice.keep if operation in scores})
-        self._link("latest", choice.latest)
-        self._link("best", choice.best)
+        self._link("latest", there, choice.latest)
+        self._link("best", there, choice.best)
         doomed = [path for operation, path in sorted(there.items()) if operation not in choice.keep]
         for path in doomed:
             retire(path)
@@ -90,7 +85,7 @@ class Shelf:
         os.replace(fresh, self._folder / SCORES)
         self._scores = scores
 
-    def _link(self, name: str, operation: int | None) -> None:
+    def _link(self, name: str, there: Mapping[int, Path], operation: int | None) -> None:
         link, fresh = self._folder / name, self._folder / f".{name}.new"
         with contextlib.suppress(FileNotFoundError):
             fresh.unlink()
@@ -98,7 +93,7 @@ class Shelf:
             with contextlib.suppress(FileNotFoundError):
                 link.unlink()
             return
-        target = names.path_of(self._folder, operation).name
+        target = there[operation].name
         if not link.is_symlink() or os.readlink(link) != target:
             fresh.symlink_to(target)
             os.replace(fresh, link)

@@ -7,6 +7,7 @@
     ├── window.py     which batches are requested ahead, and which answers are stale
     ├── pool.py       loader workers: started, watched, ended
     ├── collating.py  how a request becomes a batch
+    ├── at_once.py    batches that need not be read sample by sample
     └── seeding.py    the random numbers under which a sample is fetched
     dataset.py    what counts as a dataset, and its fingerprint
 

@@ -1,10 +1,11 @@
 """How a request becomes a batch, wherever that happens: in the trainer's process or in a loader worker.
 
 `BatchMaker` is what a torch DataLoader takes for its dataset. Promises:
-- Each sample is fetched alone, under random numbers of its own. `__getitems__` of the user's dataset is not used,
-  because it would fetch a whole batch under the same ones. Collating goes on with those of the batch's last sample.
+- Each sample is fetched alone, under random numbers of its own. Collating goes on with those of the batch's last one.
+  Samples that need no random numbers are read at once where they can be (`at_once.py`): the batch is the same.
 - The global random generators of the process are afterwards as before.
-- A stale request is given up between two samples. That only saves time: who receives the answer decides again.
+- A stale request is given up between two samples, or before a batch that is read at once. That only saves time: who
+  receives the answer decides again.
 - In a loader worker an error becomes an answer, which belongs to its request like a batch. So an error of a stale
   request troubles nobody.
 """
@@ -16,11 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import TensorDataset, default_collate, get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 
+from paceline.data.at_once import ItemReader, read_rows, reads_rows
 from paceline.data.seeding import generators_kept, seed_for_sample
 from paceline.data.window import BatchSpec, LoaderRequest
 
@@ -39,7 +40,9 @@ class BatchMaker:
         self._dataset = dataset
         self._seed = seed
         self._collate = collate_fn or default_collate
-        self._at_once = collate_fn is None and _can_be_indexed_at_once(dataset)
+        self._reads_rows = collate_fn is None and reads_rows(dataset)
+        get = getattr(dataset, "__getitems__", None) if collate_fn is None and not self._reads_rows else None
+        self._items = ItemReader(get) if callable(get) else None
         self._horizon = torch.zeros((), dtype=torch.int64)
         self._at = torch.full((num_workers, 2), -1, dtype=torch.int64)  # epoch and index that each is fetching
         if num_workers:  # and only then: torch's memory has a name for a moment, which a killed process leaves behind
@@ -78,16 +81,27 @@ class BatchMaker:
     def _batch(self, request: LoaderRequest, worker: int = -1) -> Any:
         if request.work is None or self._is_stale(request):
             return None
-        if self._at_once:
-            return self._index_at_once(request.work)
+        epoch, indices = request.work.epoch, request.work.indices
+        batch = None
+        if self._reads_rows:
+            batch = read_rows(self._dataset, indices)
+        elif self._items is not None:
+            batch = self._items.read(epoch, indices)
+        if batch is None:
+            batch = self._one_by_one(request, request.work, worker)
+            if self._items is not None and batch is not None:
+                self._items.compare(epoch, indices, batch)
+        return batch
+
+    def _one_by_one(self, request: LoaderRequest, work: BatchSpec, worker: int) -> Any:
         with generators_kept():
             samples = []
-            for index in map(int, request.work.indices):
+            for index in map(int, work.indices):
                 if self._is_stale(request):
                     return None
                 if worker >= 0:
-                    self._at[worker, 0], self._at[worker, 1] = request.work.epoch, index
-                samples.append(self._fetch(request.work.epoch, index))
+                    self._at[worker, 0], self._at[worker, 1] = work.epoch, index
+                samples.append(self._fetch(work.epoch, index))
             return self._collate(samples)
 
     def _is_stale(self, request: LoaderRequest) -> bool:
@@ -100,20 +114,6 @@ class BatchMaker:
         except Exception as error:
             error.add_note(f"raised by the dataset for sample {index} in epoch {epoch}")
             raise
-
-    def _index_at_once(self, work: BatchSpec) -> list[torch.Tensor]:
-        """What default_collate makes of a TensorDataset's samples, without making the samples."""
-        indices = torch.from_numpy(np.array(work.indices, dtype=np.int64))
-        # Not tensor[indices], which wakes other threads for a few kilobytes and waits for them.
-        return [tensor.index_select(0, indices) for tensor in self._dataset.tensors]
-
-
-def _can_be_indexed_at_once(dataset: Any) -> bool:
-    # Stacking keeps some memory layouts that indexing does not; for plain ones the results are equal.
-    return type(dataset) is TensorDataset and all(
-        type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_contiguous()
-        for tensor in dataset.tensors
-    )
 
 
 def handed_on(answer: Answer) -> Answer:

@@ -46,21 +46,21 @@ def fingerprint(dataset: Any, *, seed: int = 0) -> str:
     """A short text that differs where datasets differ in length, type or the samples looked at."""
     length = check_dataset(dataset)
     looked_at = sorted({k * (length - 1) // (_NUM_LOOKED_AT - 1) for k in range(_NUM_LOOKED_AT)})
-    digest = hashlib.blake2b(f"{type(dataset).__qualname__} {length}".encode(), digest_size=16)
+    found = hashlib.blake2b(f"{type(dataset).__qualname__} {length}".encode(), digest_size=16)
     with generators_kept():
         for index in looked_at:
             seed_for_sample(seed, 0, index)
-            digest.update(_digest(dataset[index]))
-    return digest.hexdigest()
+            found.update(digest(dataset[index]))
+    return found.hexdigest()
 
 
-def _digest(value: Any) -> bytes:
-    """Of fixed size for any value, so that parts put together cannot be mistaken for one another."""
-    digest = hashlib.blake2b(digest_size=16)
+def digest(value: Any) -> bytes:
+    """Of a value, bit by bit; of fixed size, so that parts put together cannot be mistaken for one another."""
+    found = hashlib.blake2b(digest_size=16)
     for part in _parts(value):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
 
 
 def _parts(value: Any) -> Iterator[bytes]:
@@ -78,17 +78,17 @@ def _parts(value: Any) -> Iterator[bytes]:
     elif isinstance(value, np.ndarray):
         yield f"{value.dtype.str} {value.shape}".encode()
         if value.dtype.hasobject:
-            yield from map(_digest, value.reshape(-1).tolist())
+            yield from map(digest, value.reshape(-1).tolist())
         else:
             yield value.tobytes()
     elif isinstance(value, Mapping):
         # The order in which a dictionary was filled says nothing about its content.
-        yield from sorted(_digest(key) + _digest(item) for key, item in value.items())
+        yield from sorted(digest(key) + digest(item) for key, item in value.items())
     elif isinstance(value, set | frozenset):
-        yield from sorted(map(_digest, value))
+        yield from sorted(map(digest, value))
     elif isinstance(value, Sequence):
-        yield from map(_digest, value)
+        yield from map(digest, value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from (_digest(getattr(value, field.name)) for field in dataclasses.fields(value))
+        yield from (digest(getattr(value, field.name)) for field in dataclasses.fields(value))
     elif hasattr(value, "__array_interface__"):
         yield from _parts(np.asarray(value))  # an image, for instance

@@ -4,10 +4,11 @@
 collated by the loader workers, `num_workers * prefetch_factor` at a time. When the plan changed, what was collated for
 the old one is dropped: `work` is requested at once, and loader workers give up stale requests between two samples. So a
 change of plan costs at most the sample that each is at; a batch that takes a moment only is collated on the spot. With
-`num_workers=0` each one is.
+`num_workers=0` each one is, and nothing of what follows plays a part.
 
-It is built on torch's DataLoader: its batch sampler hands out requests without end, and where there is nothing to
-prefetch, idle ones that are answered at once. So the loader workers never see an end, and no epoch starts them anew.
+Loader workers are those of torch's DataLoader: its batch sampler hands out requests without end, and where there is
+nothing to prefetch, idle ones that are answered at once. So the loader workers never see an end, and no epoch starts
+them anew.
 
 Failures:
 - An error of the dataset or of collate_fn is raised by the fetch of its batch, with its type and its traceback. The
@@ -31,13 +32,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from paceline.data.collating import Answer, BatchMaker, handed_on
 from paceline.data.dataset import check_dataset
@@ -53,7 +55,11 @@ _DYING_S = 1.0  # from the first descriptor that breaks to the end of a process
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """How samples are loaded; each field means what it means to torch's DataLoader."""
+    """How samples are loaded; each field means what it means to torch's DataLoader.
+
+    >>> loader = paceline.LoaderOptions(num_workers=2, prefetch_factor=4)
+    >>> session = paceline.Session(model, optimizer, data=data, global_batch=256, loader=loader)
+    """
 
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
@@ -98,7 +104,6 @@ class Loader:
         self._batches = BatchMaker(dataset, seed, self._options.collate_fn, num_workers=self._options.num_workers)
         self._window = PrefetchWindow(self._options.depth)
         self._outbox: deque[LoaderRequest] = deque()
-        self._here: Iterator[Answer] | None = None  # where there are no loader workers
         self._pool: Pool | None = None
         self._closed = False
         self._division = (-1, -1)  # generation and version of the last work
@@ -114,6 +119,8 @@ class Loader:
         """
         if self._closed:
             raise LoaderError(f"cannot load the batch of step {work.tag[1]}: this Loader was closed; make a new one")
+        if not self.has_workers:
+            return None if work.is_empty else self._pinned(self._batches.collate(work))
         self._window.turn_to(work)
         if work.is_empty:
             self._window.finish()
@@ -157,7 +164,6 @@ class Loader:
     def close(self) -> None:
         """End all loader workers."""
         self._closed = True
-        self._here = None
         pool, self._pool = self._pool, None
         if pool is not None:
             self._batches.give_up_before(_NEVER)
@@ -181,24 +187,19 @@ class Loader:
                     continue
                 # No answer will come any more: the wanted work must be requested anew, or cannot be.
                 self._window.finish()
-                if self.has_workers:
-                    self.close()
-                    if isinstance(error, Exception):
-                        raise self._explained(error, work) from error
+                self.close()
+                if isinstance(error, Exception):
+                    raise self._explained(error, work) from error
                 raise
 
     def _fill_outbox(self, following: Following) -> None:
         # Torch takes `depth` requests when it starts, and one with each answer.
-        needed = 1 if self._pool is not None or self._here is not None else self._options.depth + 1
+        needed = 1 if self._pool is not None else self._options.depth + 1
         # Here and not in the batch sampler, so that an error of `following` leaves torch's iterator as it is.
         while len(self._outbox) < needed:
             self._outbox.append(self._window.next_request(following))
 
     def _take(self) -> Answer:
-        if not self.has_workers:
-            if self._here is None:
-                self._here = iter(self._make_loader({}))
-            return next(self._here)
         if self._pool is None:
             self._pool = self._start()
         answer: Answer = self._pool.take()
@@ -246,20 +247,7 @@ class Loader:
     def _start(self) -> Pool:
         options = self._options
         self._batches.forget_samples()
-        loader = self._make_loader(
-            {
-                "prefetch_factor": options.depth // options.num_workers,
-                "persistent_workers": True,
-                "worker_init_fn": Beginning(options.worker_init_fn),
-                "multiprocessing_context": options.multiprocessing_context,
-                "timeout": options.timeout,
-            }
-        )
-        return Pool(lambda: iter(loader))
-
-    def _make_loader(self, with_workers: dict[str, Any]) -> DataLoader[Any]:
-        options = self._options
-        return DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             self._batches,  # type: ignore[arg-type]  # it has what the fetcher calls
             batch_sampler=_Outgoing(self._outbox),  # type: ignore[arg-type]  # requests in place of lists of indices
             num_workers=options.num_workers,
@@ -267,8 +255,19 @@ class Loader:
             pin_memory=options.pin_memory,
             # Of its own, so that starting draws nothing from the trainer's generator.
             generator=torch.Generator(),
-            **with_workers,
+            prefetch_factor=options.depth // options.num_workers,
+            persistent_workers=True,
+            worker_init_fn=Beginning(options.worker_init_fn),
+            multiprocessing_context=options.multiprocessing_context,
+            timeout=options.timeout,
         )
+        return Pool(lambda: iter(loader))
+
+    def _pinned(self, batch: Any) -> Any:
+        """As the DataLoader does it: only where there is a device to copy to."""
+        if self._options.pin_memory and torch.accelerator.is_available():
+            return pin_memory(batch)  # type: ignore[no-untyped-call]
+        return batch
 
 
 class _Outgoing:

@@ -33,6 +33,8 @@ Order = Callable[[int, int, int], Any]
 
 # Pairs of rounds, one for each coordinate.
 _NUM_PAIRS = 4
+_AT_ONCE = 2048  # positions: of fewer, numpy's calls cost more than the numbers
+_MOST_KEPT = 256  # slices that were computed ahead
 _TOLD = 4096  # positions by which a script's own order is told from another
 
 
@@ -53,7 +55,17 @@ class EpochOrder:
     def slice(self, start: int, stop: int) -> Indices:
         """The indices of the samples at positions start..stop-1."""
         _check_slice(start, stop, self._length)
-        positions = np.arange(start, stop, dtype=np.uint64)
+        return self._at(np.arange(start, stop, dtype=np.uint64))
+
+    def slices(self, start: int, stop: int, stride: int, count: int) -> list[Indices]:
+        """The slices start..stop, start + stride..stop + stride, ... `count` of them: as `slice` has each."""
+        _check_slice(start, stop + stride * (count - 1), self._length)
+        positions = np.concatenate(
+            [np.arange(start, stop, dtype=np.uint64) + np.uint64(number * stride) for number in range(count)]
+        )
+        return np.split(self._at(positions), count)
+
+    def _at(self, positions: npt.NDArray[np.uint64]) -> Indices:
         if self._keys is None:
             return positions.astype(np.int64)
         found = self._permute(positions)
@@ -73,15 +85,20 @@ class EpochOrder:
 
 
 class Orders:
-    """The orders of all epochs of a run: the built-in one, or the user's, asked once an epoch."""
+    """The orders of all epochs of a run: the built-in one, or the user's, asked once an epoch. Where the next slice is
+    most likely the same one, `stride` positions further, several are computed at a time."""
 
-    def __init__(self, *, seed: int, length: int, shuffle: bool = True, order: Order | None = None) -> None:
+    def __init__(
+        self, *, seed: int, length: int, shuffle: bool = True, order: Order | None = None, stride: int = 0
+    ) -> None:
         self._seed = seed
         self._length = length
         self._shuffle = shuffle
         self._order = order
-        # One epoch at a time: a user's order may take memory in proportion to the dataset.
-        self._of_epoch = functools.lru_cache(maxsize=1)(self._make)
+        self._stride = stride
+        self._ahead: dict[tuple[int, int, int], Indices] = {}
+        # No more: a user's order may take memory in proportion to the dataset. Loader workers look into the next epoch.
+        self._of_epoch = functools.lru_cache(maxsize=2)(self._make)
 
     def describe(self) -> str:
         """In words that are the same for the same order only. A script's own is told by how the first epoch begins."""
@@ -92,8 +109,22 @@ class Orders:
 
     def slice(self, epoch: int, start: int, stop: int) -> Indices:
         """The indices of the samples at positions start..stop-1 of the epoch."""
+        found = self._ahead.get((epoch, start, stop))
+        return found if found is not None else self._compute(epoch, start, stop)
+
+    def _compute(self, epoch: int, start: int, stop: int) -> Indices:
         order = self._of_epoch(epoch)
-        return order.slice(start, stop)
+        if not self._stride or stop <= start or isinstance(order, _GivenOrder):
+            return order.slice(start, stop)
+        count = min(_AT_ONCE // (stop - start), (self._length - stop) // self._stride + 1)
+        if count < 2:
+            return order.slice(start, stop)
+        if len(self._ahead) >= _MOST_KEPT:
+            self._ahead.clear()
+        for number, found in enumerate(order.slices(start, stop, self._stride, count)):
+            found.flags.writeable = False  # it may be given again
+            self._ahead[epoch, start + number * self._stride, stop + number * self._stride] = found
+        return self._ahead[epoch, start, stop]
 
     def _make(self, epoch: int) -> EpochOrder | _GivenOrder:
         if self._order is None:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +26,25 @@ def seed_for_sample(seed: int, epoch: int, index: int) -> None:
     torch.default_generator.manual_seed(int.from_bytes(digest[12:], "little"))
 
 
+States = tuple[Any, Any, torch.Tensor]
+
+
+def generator_states() -> States:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def have_drawn(before: States) -> bool:
+    """Whether the global generators are not as they were."""
+    of_python, of_numpy, of_torch = generator_states()
+    return not (
+        of_python == before[0] and all(map(np.array_equal, of_numpy, before[1])) and torch.equal(of_torch, before[2])
+    )
+
+
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
     """Put the global generators back to where they were, also after an error."""
-    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    of_python, of_numpy, of_torch = generator_states()
     try:
         yield
     finally:

@@ -10,9 +10,9 @@ from pathlib import Path
 from paceline.control.exit_codes import exit_words
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
+from paceline.control.tracebacks import TRACEBACK
 from paceline.engine.base import Process
 from paceline.engine.events import RunOutcome
-from paceline.watch.words import TRACEBACK
 
 LINES_SHOWN = 30
 MOST_LINES = 100

@@ -34,9 +34,13 @@ def launch(
     ranges: str = speeds.AUTO,
 ) -> list[Any]:
     """Run `function(*arguments)` in `workers` processes of this machine, as `paceline run -n` runs a script, and return
-    what each returned, in order. What they print is printed here. `shares` is "auto", "equal", or fixed ones: "4:2:1".
-    `servers` processes more hold parameters, each on `replicas` of them; `ranges` is "auto", or "fixed" to move none
-    because of load.
+    what each returned, in order. What they print is printed here.
+
+    >>> if __name__ == "__main__":
+    ...     results = paceline.launch(train, 0.1, workers=4)
+
+    `shares` is "auto", "equal", or fixed ones: "4:2:1". `servers` processes more hold parameters, each on `replicas` of
+    them; `ranges` is "auto", or "fixed" to move none because of load.
 
     If the run fails, its root cause is raised: the worker's own exception, with its traceback as a note, where it has
     one that can travel, else `LaunchFailed`. A `ValueError` says before anything is started that the function cannot be

@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from paceline.checkpoint.weights import plain_name
+
 Init = Literal["normal", "uniform", "zeros"]
 
 
@@ -33,12 +35,18 @@ class RowLookup(Protocol):
 
 
 class Table(nn.Module):
-    """What Embedding and EmbeddingBag have in common. `name` is that of the table: by default where the module is in
-    the model. Equal names are one table. `rowwise` keeps one second moment a row (Adagrad, Adam) instead of one an
-    element. `admit_after` leaves ids without a row of their own until they have been in so many updates, `evict_after`
-    drops a row, with its optimizer state, when so many updates (steps, or leases) came without it: its id begins anew.
-    `cache` lets a worker use a row again for so many steps without asking servers for it. With any of these, a training
-    is not that of a table without."""
+    """What Embedding and EmbeddingBag have in common.
+
+    >>> users = paceline.nn.Embedding(16, name="users", rowwise=True, evict_after=100_000)
+
+    - `name` is that of the table, by default where the module is in the model. Equal names are one table.
+    - `rowwise` keeps one second moment for each row (Adagrad, Adam) instead of one for each element.
+    - `admit_after`: an id gets a row of its own only after it has been in so many updates.
+    - `evict_after`: a row is dropped, with its optimizer state, when so many updates (steps, or leases) came without
+      it. Its id begins anew.
+    - `cache`: a worker uses a row again for so many steps without asking servers for it.
+
+    With any of the last three, the training is another one than that of a plain table."""
 
     weight: nn.Parameter
 
@@ -120,13 +128,24 @@ class Table(nn.Module):
 
 
 class Embedding(Table):
+    """Like `torch.nn.Embedding`, for any int64 id: a row appears when its id is first seen.
+
+    >>> users = paceline.nn.Embedding(16)
+    >>> rows = users(torch.tensor([3, 2**40]))  # 2 rows of 16 numbers
+    """
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows, where = self.rows_of(ids)
         return F.embedding(where, rows)
 
 
 class EmbeddingBag(Table):
-    """`mode` says how the rows of a bag become one: "sum", "mean" or "max"."""
+    """Like `torch.nn.EmbeddingBag`, for any int64 id. `mode` says how the rows of a bag become one: "sum", "mean" or
+    "max".
+
+    >>> words = paceline.nn.EmbeddingBag(16, mode="sum")
+    >>> rows = words(torch.tensor([5, 6, 7]), offsets=torch.tensor([0, 2]))  # of the bags (5, 6) and (7)
+    """
 
     def __init__(self, dim: int, *, mode: Literal["sum", "mean", "max"] = "mean", **options: Any) -> None:
         super().__init__(dim, **options)
@@ -145,7 +164,11 @@ class EmbeddingBag(Table):
 
 
 def tables_in(model: nn.Module) -> Iterator[tuple[str, Table]]:
-    """All tables of a model by name, in the order in which they were registered."""
+    """All tables of a model by name, in the order in which they were registered.
+
+    >>> for name, table in paceline.nn.tables_in(model):
+    ...     print(name, table.dim)
+    """
     for path, module in model.named_modules():
         if isinstance(module, Table):
-            yield module.table_name or path or "table", module
+            yield module.table_name or plain_name(path) or "table", module

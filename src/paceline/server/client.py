@@ -54,10 +54,12 @@ def _nothing() -> None:
 class GroupClient:
     """`on_empty` is called for ranges that are empty, again and again until they are loaded, and may load them."""
 
-    def __init__(self, endpoint: Endpoint, *, check: Check = _nothing) -> None:
+    def __init__(
+        self, endpoint: Endpoint, *, check: Check = _nothing, on_empty: Callable[[set[int]], None] | None = None
+    ) -> None:
         self._endpoint = endpoint
         self._check = check
-        self.on_empty: Callable[[set[int]], None] | None = None
+        self.on_empty = on_empty
         self.settled: Callable[[], int] = int  # below which all leases of the epoch are known to be done
         self._changed = threading.Condition()
         self._placement = Placement()

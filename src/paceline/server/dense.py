@@ -104,9 +104,19 @@ class Block:
             self._settings = settings
         for bound in {bound for part in unused for bound in part}:
             self._split(bound)
+        going_on: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        beginning: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         for piece, (low, high) in zip(self._pieces, itertools.pairwise(self._bounds), strict=True):
-            is_unused = any(start <= low and high <= stop for start, stop in unused)
-            piece.grad = None if is_unused else gradient[low:high]
+            if not any(start <= low and high <= stop for start, stop in unused):
+                has_begun = any(value is not None for value in self._optimizer.state.get(piece, {}).values())
+                (going_on if has_begun else beginning).append((piece, gradient[low:high]))
+        for pieces in (going_on, beginning):  # torch's fused SGD takes momentum of all pieces at once, or of none
+            if pieces:
+                self._step(pieces)
+
+    def _step(self, pieces: Sequence[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
+        for piece, gradient in pieces:
+            piece.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad()
 

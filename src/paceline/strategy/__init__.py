@@ -1,7 +1,7 @@
-"""How gradients become one update of the model. The contract is in `base`; `allreduce` is the one way so far."""
+"""How gradients become one update of the model. The contract is in `base`, an implementation in a file of its own."""
 
 from paceline.strategy.base import Agreement, Contribution, Flag, Notice, Strategy
-from paceline.strategy.synchronous import Synchronous
+from paceline.strategy.updater import Updater
 
 __all__ = [
     "Agreement",
@@ -9,5 +9,5 @@ __all__ = [
     "Flag",
     "Notice",
     "Strategy",
-    "Synchronous",
+    "Updater",
 ]

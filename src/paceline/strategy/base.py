@@ -1,20 +1,24 @@
 """The contract of a strategy: how the gradients of workers with unequal shares become one update of the model.
 
-A session calls, for each step of a synchronous training, in this order and from one thread:
+A loop calls an `Updater` (`updater.py`), and that the strategy, for each step, in this order and from one thread:
 
-    bind(group, rank, size)      at the start and after every change of membership, with the new group (None: alone)
-    compute(loss_fn, batch, ...) this worker's share of the global batch; may be called again for the same step
-    reduce(contribution, notice) meet the others; the same agreement on all, or `GroupError` when a member died
-    apply(agreement)             the only call that changes parameters, buffers and optimizer state
+    attach(group, ...)     at the start and after every change of membership, with the new group (None: alone);
+                           returns the store that gradients are put into while backward makes them
+    exchange(step, ...)    give the others what this worker has, beside what the store has given; `GroupError` when a
+                           member died
+    squares(rows)          the norm of the whole gradient, if it is wanted to clip by
+    decide(step, ...)      all workers know from the header that the step counts, and with which factor
+    apply()                make the update: the only call that changes parameters and optimizer state
 
-A group between hosts may send gradients while `compute` makes more of them. So `compute` is called with such a group
-only for a step that all its members take, and when it raises there, the group may be over: bind another one.
+Promises
+- Between these calls the model is in the state of the last applied step: whatever `exchange` raises, a donor may stream
+  the model, and another group may be attached and the same step computed again.
+- What `decide` returns says how the update was decided. If `apply` is interrupted after that (a server died, the plan
+  is over), the next `attach` is told so in its `BindPoint`, and completes the update before anything else.
+- What a strategy keeps between steps changes in `apply` only, and is part of its `state`.
 
-Between these calls the model is always in the state of the last applied step: whatever `compute` or `reduce` raise, a
-donor may stream the model, and the session may bind another group and compute the same step again.
-
-Errors, beside `GroupError` and whatever `loss_fn` and `check` raise (the same on all members where they follow from
-what all of them know):
+`paceline.testing.contracts.strategy` checks these on any strategy. Errors, beside `GroupError` and whatever `loss_fn`
+and `check` raise (the same on all members where they follow from what all of them know):
 
     StrategyError
     ├── Disagreement    workers differ in something that must be equal: hyper-parameters, the kind of weight, the step
@@ -23,18 +27,22 @@ what all of them know):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
+import torch
 
 from paceline.collective import Group
 
 if TYPE_CHECKING:
     from paceline.strategy.buffers import StagedBuffers
+    from paceline.strategy.collector import Collector, GradientStore
     from paceline.strategy.header import HeaderRows
+    from paceline.strategy.numerics import Examined
+    from paceline.strategy.sparse import RowGradients
 
 # Returns the mean loss over the samples that it was given, or (mean loss, weight) for other means, as over tokens.
 LossFn = Callable[..., Any]
@@ -67,7 +75,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """What one attempt of one worker gave; the gradients themselves stay in the strategy until the next attempt."""
+    """What one attempt of one worker gave; the gradients themselves stay in the store until the next attempt."""
 
     step: int
     samples: int
@@ -83,7 +91,7 @@ class Contribution:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """What all workers know after a reduction, the same on each.
+    """What all workers know after an exchange, the same on each.
 
     A step that does not count must not be applied: `reason` says why in a sentence, and `nonfinite` names the rank
     and the parameter of each worker whose own gradient was not finite (none: their sum was too large). `settling` is
@@ -100,32 +108,74 @@ class Agreement:
     settling: str = ""
 
 
+class BindPoint(NamedTuple):
+    """Where a worker stands when a group is attached: the generation of the plan, the last step that was applied, and
+    how its update was decided (empty if that is of no concern). `founding` is that generation where the plan founds
+    the run, else 0."""
+
+    generation: int = 0
+    step: int = 0
+    settling: str = ""
+    founding: int = 0
+
+
+class StrategyState(Protocol):
+    """What an update changes beside the model, its buffers and the optimizers of this worker."""
+
+    def gift(self) -> dict[str, Any]:
+        """What a newcomer needs of it: "tables" by name, say."""
+
+    def full_state(self) -> dict[str, Any]:
+        """What a checkpoint needs beside that: "tables", where they are elsewhere, and then "values" of parameters by
+        their `id`, "optimizers" as their `state_dict` has them, and "leases", what has been applied to each range;
+        "counts", what optimizers count, where ranges of one parameter differ. All of a range is of one moment."""
+
+    def load(self, part: Mapping[str, Any]) -> None:
+        """Become what `gift` or `full_state` gave; anything may be missing."""
+
+    def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids of a table's rows, in order, and the rows."""
+
+
 class Strategy(Protocol):
-    def bind(self, group: Group | None, rank: int, size: int) -> None:
-        """Work with this group from now on. Whatever was computed before is void."""
-
-    def compute(self, loss_fn: LossFn, batch: Any, *, samples: int, total: int, step: int) -> Contribution:
-        """Compute this worker's share: `samples` of the `total` of step `step`. With no samples the batch is None and
-        `loss_fn` is not called."""
-
-    def reduce(self, contribution: Contribution, notice: Notice) -> Agreement:
-        """Add up with the others. Every member calls it, also one without samples."""
-
-    def apply(self, agreement: Agreement) -> None:
-        """Update the model, or do nothing if the step does not count. Meets nobody."""
-
     @property
-    def limit(self) -> int:
-        """The most samples of one call of `loss_fn` that fit into memory, as far as it is known; 0 for all."""
+    def state(self) -> StrategyState: ...
 
-    def has_batch_statistics(self) -> bool:
-        """Whether the model has layers that look at the batch."""
+    def attach(self, group: Group | None, trained: Mapping[str, torch.Tensor], point: BindPoint) -> GradientStore:
+        """Work with this group from now on, after completing what `point` says was decided; where the gradients of
+        these parameters go."""
 
-    def needs_two_samples(self) -> bool:
-        """Whether the model needs at least two samples a worker: such layers, by the worker's own samples."""
+    def exchange(self, step: int, rows: RowGradients, examined: Examined) -> None:
+        """Give what this worker has computed, beside what the store's `reduce` has given. All workers do, also one
+        without samples. What is not finite is told to `examined`."""
 
-    def state_digest(self) -> int:
-        """64 bits over parameters, buffers and optimizer state: the same on two workers when their bits are."""
+    def squares(self, rows: HeaderRows) -> float:
+        """The square of the norm of the whole gradient, the same on all workers."""
 
-    def close(self) -> None:
-        """Take the hooks off the model and the optimizers."""
+    def decide(self, step: int, factor: float, collector: Collector, used: Sequence[bool]) -> str:
+        """The step counts, and the gradients are multiplied by this; how it was decided, for a later `attach`."""
+
+    def apply(self) -> None:
+        """Make the update that was decided. Meets no other worker."""
+
+    def close(self) -> None: ...
+
+
+class StrategyHost(Protocol):
+    """What a strategy may ask of the training that it serves."""
+
+    def tell(self, kind: str, text: str) -> None:
+        """For the run's log."""
+
+    def check(self) -> None:
+        """Raise if the attempt under way is in vain. Cheap: it is called very often."""
+
+    def check_wait(self) -> None:
+        """Raise if servers are waited for in vain."""
+
+    def is_loader(self) -> bool:
+        """Whether this worker loads what servers lack: the main one, as far as is known."""
+
+    def recall(self, with_optimizers: bool) -> int:
+        """After a loss: load what the newest checkpoint has of tables, and of optimizers if told so; the number of its
+        last update."""

@@ -34,6 +34,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paceline.collective import Group
 from paceline.errors import Disagreement, GroupError, Mismatch, StrategyError
 from paceline.strategy.header import describe
+from paceline.watch import spans
 
 BatchNormName = Literal["local", "sync"]
 
@@ -110,7 +111,9 @@ class SyncedNorms:
         roll = torch.zeros((group.size, 2), dtype=torch.int64)
         roll[group.rank] = torch.tensor([samples, num_pieces])
         began = time.monotonic()
+        before = spans.mark("statistics")
         group.all_reduce(roll)
+        spans.mark(before)
         self.waited_s += time.monotonic() - began
         trouble = judge_roll([(int(have), int(pieces)) for have, pieces in roll.tolist()], lambda r: describe(group, r))
         if trouble:
@@ -129,6 +132,7 @@ class SyncedNorms:
         # In two dimensions, which no bucket has: none can pass for this.
         block = torch.cat([sums.reshape(-1), torch.tensor([tag, tag * tag], dtype=torch.float64)]).view(1, -1)
         began = time.monotonic()
+        before = spans.mark("statistics")
         try:
             group.all_reduce(block)
         except Mismatch as error:
@@ -140,6 +144,7 @@ class SyncedNorms:
             raise
         finally:
             self.waited_s += time.monotonic() - began
+            spans.mark(before)
         total, squares = block[0, -2:].tolist()
         if group.size * squares != total * total:  # equal only if all tags are
             _wait_until_seen(group)

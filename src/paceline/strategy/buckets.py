@@ -21,6 +21,7 @@ from paceline.collective import Group
 from paceline.collective.base import bounds
 from paceline.strategy.numerics import Examined
 from paceline.strategy.views import GradientViews
+from paceline.watch import spans
 
 # Enough that meeting costs little beside adding up; little enough that a slice is examined while it is in the cache,
 # and that the first bucket is sent early between hosts. A larger parameter has a bucket of its own.
@@ -84,9 +85,11 @@ class Buckets(GradientViews):
         self._views = views
 
     def reduce(self, examined: Examined) -> None:
+        before = spans.mark("reduce")
         for flat, part in zip(self.flats, self.slices, strict=True):
             self.group.all_reduce(flat)
             examined.look(part)
+        spans.mark(before)
 
     def scale(self, factor: float) -> None:
         for flat in self.flats:
@@ -118,8 +121,7 @@ class Loose:
         return self._gradients[number]
 
     def reduce(self, examined: Examined) -> None:
-        for gradient in self._in_order():
-            examined.look(gradient.reshape(-1))
+        examined.look_at_all(list(self._in_order()))
 
     def has_late(self) -> bool:
         return False

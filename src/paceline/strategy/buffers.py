@@ -91,9 +91,12 @@ class ModelBuffers:
     def tensors(self) -> list[torch.Tensor]:
         return [entry.tensor for entry in self._entries]
 
-    @contextlib.contextmanager
-    def attempt(self) -> Iterator[Callable[[], StagedBuffers]]:
+    def attempt(self) -> contextlib.AbstractContextManager[Callable[[], StagedBuffers]]:
         """Whatever happens to buffers in here is undone at the end; call what this yields to keep the new values."""
+        return self._attempt() if self._entries else contextlib.nullcontext(self._stage)
+
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[Callable[[], StagedBuffers]]:
         with torch.no_grad():
             for entry in self._entries:
                 entry.save()
@@ -141,8 +144,12 @@ class ModelBuffers:
             agreed |= {number: part.view(mine[number].shape) for number, part in zip(these, parts, strict=True)}
         return StagedBuffers(agreed)
 
-    @torch.no_grad()
     def commit(self, staged: StagedBuffers) -> None:
+        if staged.values:
+            self._take_over(staged)
+
+    @torch.no_grad()
+    def _take_over(self, staged: StagedBuffers) -> None:
         for number, value in staged.values.items():
             tensor = self._entries[number].tensor
             if tensor.shape != value.shape:

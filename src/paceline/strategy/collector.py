@@ -21,6 +21,7 @@ import torch
 from paceline.strategy.base import Check
 from paceline.strategy.numerics import Examined, is_finite
 from paceline.strategy.refusals import check_gradient
+from paceline.watch import spans
 
 
 class GradientStore(Protocol):
@@ -61,8 +62,9 @@ class Collector:
         self._check = check
         self._active = False
         self._filled = [False] * len(self._parameters)
+        take = self._take_timed if spans.is_wanted() else self._take  # there are many parameters
         self._handles: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._take, number))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(functools.partial(take, number))  # type: ignore[no-untyped-call]
             for number, parameter in enumerate(self._parameters)
         ]
 
@@ -77,10 +79,12 @@ class Collector:
         """The gradients of a backward in here are taken, and no others."""
         self.forget()
         self._active = True
+        before = spans.mark("backward")
         try:
             yield
         finally:
             self._active = False
+            spans.mark(before)
 
     @contextlib.contextmanager
     def forgetting(self) -> Iterator[None]:
@@ -133,3 +137,8 @@ class Collector:
         else:
             self._filled[number] = True
             self._store.put(number, gradient)
+
+    def _take_timed(self, number: int, parameter: torch.Tensor) -> None:
+        before = spans.mark("copy")
+        self._take(number, parameter)
+        spans.mark(before)

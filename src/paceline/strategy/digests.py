@@ -6,6 +6,7 @@ Nothing here depends on a process: no addresses, no hash seeds.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,17 +33,22 @@ class HyperParameters:
         self._optimizers = optimizers
         self._settings = dict(settings)
         self._seen: list[Any] = []
+        self._fixed: list[Any] = []  # the values themselves, if none of them can change by itself, as a tensor can
         self._digest = 0
 
     def digest(self) -> int:
         """Computed anew only when a value changed, as a schedule does."""
-        values = [
-            _plain(value)
+        given = [
+            value
             for optimizer in self._optimizers
             for group in optimizer.param_groups
             for key, value in group.items()
             if key != "params"
         ]
+        if self._fixed and len(given) == len(self._fixed) and all(map(operator.is_, given, self._fixed)):
+            return self._digest
+        values = [_plain(value) for value in given]
+        self._fixed = given if all(map(_is_fixed, given)) else []
         if values != self._seen or not self._digest:
             self._seen = values
             self._digest = of_text("\n".join(f"{name} = {value}" for name, value in self.entries().items()))
@@ -59,6 +65,12 @@ class HyperParameters:
                     else:
                         found[f"{key} {where}"] = repr(_plain(group[key]))
         return found
+
+
+def _is_fixed(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_fixed, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def first_difference(entries: Sequence[Mapping[str, str]]) -> str:

@@ -38,8 +38,8 @@ class Flats(GradientViews):
         unknown = [name for name in trained if name not in where]
         if unknown:
             raise ValueError(
-                f"{unknown[0]} is trained since the session was made; parameters on servers are cut then, so set "
-                "requires_grad, and give parameters to optimizers, before"
+                f"{unknown[0]} became trainable after the session was made, when parameters are divided among servers; "
+                "set requires_grad, and give parameters to optimizers, before"
             )
         if not self._has_taken_over:
             for number, part in where.values():

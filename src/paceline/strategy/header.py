@@ -10,6 +10,8 @@ Invariant: rows of different operations never pass for one another; `exchange` r
 
 from __future__ import annotations
 
+import functools
+import operator
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -18,7 +20,7 @@ import torch
 
 from paceline.collective import Group
 from paceline.errors import Disagreement
-from paceline.wire.dtypes import raw_bytes
+from paceline.watch import spans
 
 _LAYOUT = struct.Struct("<10q5d")
 _MAX_TEXT_BYTES = 1 << 20
@@ -49,10 +51,11 @@ class HeaderRows(Sequence[Row]):
 
     def __init__(self, rows: Sequence[Row], names: Callable[[int], str] = lambda rank: f"rank {rank}") -> None:
         self._rows = tuple(rows)
+        self._flags = functools.reduce(operator.or_, (row.flags for row in self._rows), 0)
         self.name_of = names
 
     def any(self, flag: int) -> bool:
-        return any(row.flags & flag for row in self._rows)
+        return bool(self._flags & flag)
 
     def all(self, flag: int) -> bool:
         return all(row.flags & flag for row in self._rows)
@@ -81,10 +84,12 @@ def exchange(group: Group | None, row: Row) -> HeaderRows:
     """Every rank's row; alone, one's own. All members call it with the row of the same operation."""
     if group is None or group.size == 1:
         return HeaderRows((row,))
-    block = torch.zeros(group.size * _LAYOUT.size // 8, dtype=torch.int64)
-    memory = raw_bytes(block)
+    memory = bytearray(group.size * _LAYOUT.size)
+    block = torch.frombuffer(memory, dtype=torch.int64)
     _LAYOUT.pack_into(memory, group.rank * _LAYOUT.size, *row)
+    before = spans.mark("header")
     group.all_reduce(block)
+    spans.mark(before)
     rows = HeaderRows([Row(*fields) for fields in _LAYOUT.iter_unpack(memory)], lambda rank: describe(group, rank))
     if any(other.operation != row.operation for other in rows):
         each = ", ".join(f"{rows.name_of(rank)} in {other.operation}" for rank, other in enumerate(rows))

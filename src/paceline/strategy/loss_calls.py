@@ -1,20 +1,24 @@
 """How the loss function is called: arguments, weights, micro-batches, random numbers.
 
-A batch that is a tuple or list gives the positional arguments, a dict the named ones, anything else the only one.
+A batch that is a tuple or list is spread over the arguments, `loss_fn(x, y)`. Anything else (a dict, a tensor, an
+object) is the one argument, `loss_fn(batch)`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 
 from paceline.strategy.base import LossFn
+from paceline.watch import spans
 
 
 class Piece(NamedTuple):
@@ -25,36 +29,44 @@ class Piece(NamedTuple):
     explicit: bool
 
 
-def spread(function: Callable[..., Any], batch: Any) -> Any:
-    """Call a function with a batch as its arguments."""
+def spread(function: Callable[..., Any], batch: Any, name: str = "loss_fn") -> Any:
+    """Call a function of the script with a batch; `name` is what the documents call such a function."""
+    values = batch if isinstance(batch, tuple | list) else (batch,)
     try:
-        if isinstance(batch, tuple | list):
-            return function(*batch)
-        if isinstance(batch, Mapping):
-            return function(**batch)
-        return function(batch)
+        return function(*values)
     except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+        if _takes(function, values):
             raise  # not the call itself: something in the function
-        raise TypeError(f"{error}; {_wanted(batch)}") from None
+        raise TypeError(f"{error}; {_wanted(batch, name)}") from None
 
 
-def _wanted(batch: Any) -> str:
+def _takes(function: Callable[..., Any], values: Sequence[Any]) -> bool:
+    """Whether it can be called with these; True if nobody can tell."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*values)
+    except TypeError:
+        return False
+    return True
+
+
+def _wanted(batch: Any, name: str) -> str:
     """How a function must look that takes such a batch."""
     if isinstance(batch, tuple | list):
-        return f"a batch of {len(batch)} values is passed as {len(batch)} arguments: write {_signature(len(batch))}"
-    if isinstance(batch, Mapping):
-        return f"a batch that is a dict is passed by keywords: write def loss_fn({', '.join(map(str, batch))})"
-    return f"a batch that is a {type(batch).__name__} is passed as one argument: write def loss_fn(batch)"
-
-
-def _signature(count: int) -> str:
-    names = ("x", "y") if count == 2 else tuple(f"x{number}" for number in range(count))
-    return f"def loss_fn({', '.join(names)})"
+        num = len(batch)
+        names = ", ".join({1: ["x"], 2: ["x", "y"]}.get(num, [f"x{number}" for number in range(num)]))
+        plural = "s" if num != 1 else ""
+        return f"a batch of {num} value{plural} is passed as {num} argument{plural}: write def {name}({names})"
+    return f"a batch that is a {type(batch).__name__} is passed as one argument: write def {name}(batch)"
 
 
 def call(loss_fn: LossFn, batch: Any, samples: int) -> Piece:
+    before = spans.mark("forward")
     result = spread(loss_fn, batch)
+    spans.mark(before)
     explicit = isinstance(result, tuple)
     if not explicit:
         return Piece(_checked_loss(result), float(samples), False)
@@ -111,7 +123,12 @@ def _cut(part: Any, low: int, high: int, samples: int, where: str) -> Any:
             )
         return part[low:high]
     if isinstance(part, Mapping):
-        return {key: _cut(value, low, high, samples, f"{where}[{key!r}]") for key, value in part.items()}
+        parts = {key: _cut(value, low, high, samples, f"{where}[{key!r}]") for key, value in part.items()}
+        if type(part) is dict or not isinstance(part, MutableMapping):
+            return parts
+        made = copy.copy(part)  # of its own kind, as those of tokenizers are
+        made.update(parts)
+        return made
     if isinstance(part, tuple | list):
         if len(part) == samples and not any(isinstance(value, _CUTTABLE) for value in part):
             return part[low:high]  # one plain value a sample, as strings are collated

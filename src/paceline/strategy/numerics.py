@@ -8,6 +8,7 @@ not. It may also not be finite because it overflowed; then a slow and exact look
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -37,6 +38,16 @@ class Examined:
             self.finite = is_finite(flat)
             if self.finite and self._wants_norm:
                 self.squares = float("inf")  # finite elements, but too large for a norm: clips to zero, as torch does
+
+    def look_at_all(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Examine tensors of any shape. Where many are small, most of the time goes into asking, so one question is
+        asked for all: a sum of sums is not finite if any element is not."""
+        if not self._wants_norm and all(tensor.dtype == torch.float32 for tensor in tensors):
+            total = float(torch.stack([tensor.sum() for tensor in tensors]).sum()) if tensors else 0.0
+            if math.isfinite(total):
+                return
+        for tensor in tensors:
+            self.look(tensor.reshape(-1))
 
     def look_finite(self, flat: torch.Tensor) -> None:
         """The same, of what counts in the norm elsewhere."""

@@ -16,13 +16,17 @@ NonFinite = Literal["stop", "skip"]
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions:
-    """`seed` decides the order of samples, dropout and new rows; `order` replaces the shuffled order by one's own.
-    `loader` says how samples are loaded. A share is computed `micro_batch` samples at a time; gradients are clipped to
-    the norm `clip_norm`. A step whose gradient is not finite ends the run ("stop") or is left out ("skip"). `strategy`
-    says where the parameters are, `consistency` how up to date they are. With `batch_norm="sync"` BatchNorm layers
-    normalise by the samples of all workers.
+    """The settings of a session, for `Task(options=...)`; `Session` takes the same ones by name.
 
-        paceline.Task(..., options=paceline.SessionOptions(seed=3, clip_norm=1.0))
+    >>> options = paceline.SessionOptions(seed=3, clip_norm=1.0)
+
+    - `seed` decides the order of samples, dropout and new rows. `order`, a function of (seed, epoch, length), replaces
+      the shuffled order by one's own.
+    - `loader` says how samples are loaded.
+    - `micro_batch`: a share is computed so many samples at a time. `clip_norm`: gradients are clipped to this norm.
+    - `nonfinite`: a step whose gradient is not finite ends the run ("stop") or is left out ("skip").
+    - `strategy` says where the parameters are, `consistency` how up to date they are.
+    - `batch_norm="sync"`: BatchNorm layers normalise by the samples of all workers, not by this worker's.
     """
 
     seed: int = 0

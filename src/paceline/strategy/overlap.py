@@ -19,6 +19,7 @@ from paceline.collective import Handle
 from paceline.errors import GroupAborted
 from paceline.strategy.buckets import Buckets
 from paceline.strategy.numerics import Examined
+from paceline.watch import spans
 
 _OVER = "an attempt at a step ended after a part of its gradients was sent"
 
@@ -97,12 +98,14 @@ class Overlapped:
         return self._buckets.get(number)
 
     def reduce(self, examined: Examined) -> None:
+        before = spans.mark("reduce")
         for index in range(len(self._handles), len(self._buckets.flats)):
             self._send(index)
         handles, self._handles = self._handles, []
         for handle, part in zip(handles, self._buckets.slices, strict=True):
             handle.wait()
             examined.look(part)
+        spans.mark(before)
         if self._late:
             self._learned.pop(self._num_pieces, None)  # count anew
         elif self._num_pieces:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from paceline.checkpoint.weights import plain_name
 from paceline.nn.embedding import Table, tables_in
 
 Modules = torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
@@ -43,7 +44,7 @@ def collect(
 
     for prefix, module in modules.items():
         for name, parameter in module.named_parameters():
-            add(prefix + name, parameter)
+            add(prefix + plain_name(name), parameter)
     for number, optimizer in enumerate(optimizers):
         for group_number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):

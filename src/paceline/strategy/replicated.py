@@ -66,10 +66,10 @@ class ReplicatedTables:
         self._decided = (step, factor)
 
     def apply(self) -> None:
-        if self._decided is None:
+        decided, self._decided = self._decided, None
+        if decided is None or not self._tables:
             return
-        step, factor = self._decided
-        self._decided = None
+        step, factor = decided
         settings = {one.table: one.values for one in self._sparse.settings()}
         for name, (ids, gradients) in self._gathered.items():
             scaled = gradients if factor == 1.0 else gradients * factor
@@ -81,16 +81,23 @@ class ReplicatedTables:
 
     # -- state -------------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def gift(self) -> dict[str, Any]:
         clock = self._clocks.newest
         return {
-            name: pack(list(table.export(_CHUNK_ROWS)), table.waiting(), clock) for name, table in self._tables.items()
+            "tables": {
+                name: pack(list(table.export(_CHUNK_ROWS)), table.waiting(), clock)
+                for name, table in self._tables.items()
+            }
         }
+
+    def full_state(self) -> dict[str, Any]:
+        return {}  # a newcomer gets everything too
 
     def table(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         return in_order(pack(list(self._tables[name].export(_CHUNK_ROWS))), self._tables[name].spec)
 
-    def load(self, tables: Mapping[str, Any]) -> None:
+    def load(self, part: Mapping[str, Any]) -> None:
+        tables = part.get("tables", {})
         self._clocks.start((), clock_of(tables))
         for spec in self._sparse.specs:
             table = RowTable(spec, self._clocks)

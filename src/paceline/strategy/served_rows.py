@@ -16,6 +16,7 @@ from paceline.strategy.ahead import Along, Early, Lookout
 from paceline.strategy.row_cache import RowCache
 from paceline.strategy.row_pull import RowPull, mask_of
 from paceline.strategy.sparse import RowGradients, Sparse
+from paceline.watch import spans
 
 
 class ServedRows:
@@ -70,7 +71,9 @@ class ServedRows:
         pull = RowPull(wanted, self._specs, self._partitions, self._pulled, make=make)
         first = self._partitions.first
         errand = Errand(range(first, first + self._partitions.count), pull=self.need)
+        before = spans.mark("servers")
         self._client.run(errand, pull.pack, f"pulling rows of {', '.join(wanted)}")
+        spans.mark(before)
         return pull.found()
 
     # -- ahead -------------------------------------------------------------------------------------------------------

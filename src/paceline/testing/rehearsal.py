@@ -381,6 +381,11 @@ _mouth: list[Connection] = []
 _numbers: list[int] = []
 
 
+def is_here() -> bool:
+    """Whether this process is a worker of a rehearsal."""
+    return bool(_numbers)
+
+
 def worker_number() -> int:
     """Which worker of the rehearsal this process is."""
     return _numbers[0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 from paceline.balance import Shares
@@ -14,6 +14,7 @@ from paceline.data.split import split, split_among_all
 from paceline.data.window import BatchSpec
 from paceline.errors import LoaderError
 from paceline.train.sampling import Sampling
+from paceline.watch import spans
 
 
 class Batch(NamedTuple):
@@ -56,11 +57,13 @@ class GlobalBatches:
                 "it is the number of samples of one step over all workers"
             )
         self.global_batch = global_batch
-        self._min_share = min_share
-        self._among_all = among_all
-        self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order)
+        self._orders = Orders(seed=seed, length=self.length, shuffle=shuffle, order=order, stride=global_batch)
         self.sampling = Sampling(global_batch, self._orders.describe(), self.length)
         self.num_steps = num_steps(self.length, global_batch)
+        divide = split_among_all if among_all else functools.partial(split, minimum=min_share)
+        self._split = functools.lru_cache(maxsize=4)(
+            divide
+        )  # of a whole batch and of an epoch's last, before and after
         self._ahead: Batch | None = None  # the one that comes next, as it seemed
 
     def look_ahead(self, shares: Shares, rank: int, cursor: Cursor) -> Batch | None:
@@ -89,9 +92,11 @@ class GlobalBatches:
 
     def fetch(self, shares: Shares, rank: int, cursor: Cursor) -> Batch:
         """The part of a rank in the global batch at the cursor; those that follow are collated meanwhile."""
+        before = spans.mark("data")
         work = self._work(shares, rank, cursor)
         assert work is not None
         if (kept := self._kept(work)) is not None:
+            spans.mark(before)
             return kept
 
         def following(ahead: int) -> BatchSpec | None:
@@ -105,6 +110,7 @@ class GlobalBatches:
             return self._work(shares, rank, Cursor(cursor.epoch + 1, into_next * self.global_batch))
 
         value = self._loader.fetch(work, following)
+        spans.mark(before)
         return Batch(work, value, len(work.indices), self.total(cursor))
 
     def fetch_whole(self, cursor: Cursor) -> Batch:
@@ -116,15 +122,16 @@ class GlobalBatches:
         )
         if (kept := self._kept(work)) is not None:
             return kept
-        return Batch(work, self._loader.fetch(work, lambda _: None), total, total)
+        before = spans.mark("data")
+        value = self._loader.fetch(work, lambda _: None)
+        spans.mark(before)
+        return Batch(work, value, total, total)
 
     def total(self, cursor: Cursor) -> int:
         return batch_size(cursor.position, self.global_batch, self.length)
 
     def _work(self, shares: Shares, rank: int, cursor: Cursor) -> BatchSpec | None:
-        total = self.total(cursor)
-        parts = split_among_all(total, shares.parts) if self._among_all else split(total, shares.parts, self._min_share)
-        part = parts[rank]
+        part = self._split(self.total(cursor), shares.parts)[rank]
         indices = self._orders.slice(cursor.epoch, cursor.position + part.start, cursor.position + part.stop)
         # Tagged by position, not by operation: how many operations lie between two steps is the user's affair.
         return BatchSpec(
@@ -148,7 +155,7 @@ class GlobalBatches:
         for number in range(len(starts)):
             wanted = work(number)
             assert wanted is not None
-            yield self._loader.fetch(wanted, partial(_ahead, work, number)), len(wanted.indices)
+            yield self._loader.fetch(wanted, functools.partial(_ahead, work, number)), len(wanted.indices)
 
     def close(self) -> None:
         self._loader.close()

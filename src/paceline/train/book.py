@@ -18,12 +18,13 @@ class Book(msgspec.Struct):
     epochs: a worker that starts later runs the script from its top, and gets these where the others computed them."""
 
     cursor: Cursor = Cursor(0, 0)
-    steps: int = 0
+    steps: int = 0  # where leases are done, the highest that this worker knows of
+    steps_before: int = 0  # the epoch that the cursor is in
     skipped: int = 0
     loss: float = math.nan
     best: float | None = None
     num_worse: int = 0
-    unkept_best: float | None = None  # the score of the model as it is, until a checkpoint has it
+    unkept_best: float | None = None  # the score of the model as it is, the less the better, until a checkpoint has it
     outside: list[Any] = []
     balance: Balance = Balance()
     num_scheduled: int = 0  # leases of the epoch for which schedules were moved on
@@ -48,6 +49,13 @@ class Book(msgspec.Struct):
         balance = msgspec.convert(tree.get("balance", {}), Balance)  # older checkpoints have none
         return cls(**{**tree, "cursor": Cursor(*tree["cursor"]), "balance": balance})
 
+    def begin_epoch(self, epoch: int) -> None:
+        self.cursor, self.num_scheduled, self.steps_before = Cursor(epoch, 0), 0, self.steps
+
+    def num_steps_of_epoch(self, whole: int, max_steps: int | None) -> int:
+        """How many steps this epoch has, of `whole` at most, where the loop over epochs ends after `max_steps`."""
+        return whole if max_steps is None else min(whole, max(0, max_steps - self.steps_before))
+
     def judge(self, score: float, mode: Mode, min_delta: float) -> bool:
         """Whether a score is the best so far; counts those that are not."""
         if math.isnan(score):
@@ -58,7 +66,8 @@ class Book(msgspec.Struct):
             gain = self.best - score if mode == "min" else score - self.best
             is_better = gain > min_delta
         if is_better:
-            self.best = self.unkept_best = score
+            self.best = score
+            self.unkept_best = score if mode == "min" else -score
             self.num_worse = 0
         else:
             self.num_worse += 1

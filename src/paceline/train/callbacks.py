@@ -1,17 +1,4 @@
-"""What `fit` tells while it trains, and to whom.
-
-A `Callback` overrides the methods it needs. It is told
-
-- on the main worker only, or on all with `workers = "all"`. The main worker may change when workers die or leave: the
-  new one is told `on_start` first, and goes on from there. Each worker has its own object of the callback;
-- of settled steps only: a step is settled when the next operation is complete. So `on_step` comes one operation late,
-  when the model is one step ahead already, and the last one comes at the end. `on_epoch_end` waits for the epoch's
-  last step likewise. When the main worker dies, one step may be told by both main workers, or by neither;
-- on the training thread, between two operations: the others wait for who takes long.
-
-An exception of a callback is an exception of the script: it ends this worker, and `fit` raises it. A callback on the
-main worker alone must change neither the model nor `session.state`: the workers would differ.
-"""
+"""Callbacks of `fit`: when and where they are called is said in `paceline.callbacks`."""
 
 from __future__ import annotations
 
@@ -27,7 +14,12 @@ import msgspec
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """The training, and how far it was (0 steps, or more after a resume or for who joined later)."""
+    """The training, and how far it was when this worker began: 0 steps, or more if it resumed or joined later.
+
+    >>> class Say(paceline.callbacks.Callback):
+    ...     def on_start(self, run):
+    ...         print(f"{run.epochs} epochs of {run.steps_per_epoch} steps, from step {run.step}")
+    """
 
     epochs: int
     steps_per_epoch: int
@@ -41,7 +33,12 @@ class RunInfo:
 class StepInfo:
     """A step that is done. `step` counts from 1, `epoch` from 0. `loss` is the mean over all workers, `samples` counts
     those of the global batch, `rates` has the learning rate of each parameter group. A skipped step changed nothing,
-    because a gradient was not finite."""
+    because a gradient was not finite.
+
+    >>> class Say(paceline.callbacks.Callback):
+    ...     def on_step(self, info):
+    ...         print(info.step, info.loss, info.rates)
+    """
 
     step: int
     epoch: int
@@ -55,8 +52,13 @@ class StepInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochInfo:
-    """A whole epoch. `loss` is the mean over its samples of what the steps came to, without skipped ones; `scores` are
-    those of the validation at its end, if there was one."""
+    """A whole epoch. `loss` is the mean over its samples, without skipped steps. `scores` are those of the validation
+    at its end, if there was one.
+
+    >>> class Say(paceline.callbacks.Callback):
+    ...     def on_epoch_end(self, info):
+    ...         print(info.epoch, info.loss, info.scores)
+    """
 
     epoch: int
     step: int
@@ -66,7 +68,12 @@ class EpochInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationInfo:
-    """A validation after `step` steps; `is_best` if no earlier one was as good."""
+    """A validation after `step` steps; `is_best` if no earlier one was as good.
+
+    >>> class Say(paceline.callbacks.Callback):
+    ...     def on_validation(self, scores, info):
+    ...         print(info.step, info.scores, info.is_best)
+    """
 
     epoch: int
     step: int
@@ -75,7 +82,22 @@ class ValidationInfo:
 
 
 class Callback:
-    """See the module's text for when and where these are called. All of them do nothing by default."""
+    """Override the methods that you need; all of them do nothing by default. When and where they are called is said in
+    `paceline.callbacks`.
+
+    >>> class Say(paceline.callbacks.Callback):
+    ...     def on_step(self, info):
+    ...         print(info.step, info.loss)
+    >>> task = paceline.Task(
+    ...     model=model,
+    ...     optimizer=optimizer,
+    ...     loss_fn=loss_fn,
+    ...     data=data,
+    ...     global_batch=256,
+    ...     epochs=1,
+    ...     callbacks=[Say()],
+    ... )
+    """
 
     workers: Literal["main", "all"] = "main"
 
@@ -100,7 +122,10 @@ class Callback:
 
 
 class PrintProgress(Callback):
-    """A plain line for every so many steps, each epoch and each validation."""
+    """A plain line for every so many steps, each epoch and each validation.
+
+    >>> progress = paceline.callbacks.PrintProgress(every_steps=10)
+    """
 
     def __init__(self, every_steps: int = 50, file: IO[str] | None = None) -> None:
         if type(every_steps) is not int or every_steps < 1:
@@ -146,8 +171,12 @@ class PrintProgress(Callback):
 
 
 class JsonLines(Callback):
-    """One JSON object a line, appended to a file on the host of the main worker; `kind` says what it is of. After a
-    resume, steps since the checkpoint are there twice: the later lines count. Values that are not finite are null."""
+    """One JSON object a line, appended to a file on the host of the main worker; `kind` says what it is of.
+
+    >>> lines = paceline.callbacks.JsonLines("metrics.jsonl")
+
+    After a resume, steps since the checkpoint are there twice: the later lines count. Values that are not finite are
+    null."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)

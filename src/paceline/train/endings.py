@@ -20,14 +20,14 @@ from paceline.errors import Disagreement, EndedAlone, Mismatch
 TOGETHER_S = 0.3  # signals that come in this time are one: `timeout` sends each twice
 
 if TYPE_CHECKING:
-    from paceline.train.session import Session
+    from paceline.train.run import Run
 
 
 class Endings:
-    """Looks after one session from the moment it has joined a run."""
+    """Looks after one run from the moment it has joined a run."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self.has_failed = False
         self._pid = os.getpid()
         self._hook: Any = None
@@ -56,20 +56,20 @@ class Endings:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child, as a loader worker is, has this handler too
-        operation = self._session.operation
+        operation = self._run.operation
         exited = self._exited if self._exited is not None and self._exited[1] == operation else None
         if exited is not None and exited[0]:
             self.failed(SystemExit(exited[0]))  # others must not wait for its end
             return
         try:
-            self._session.close()
+            self._run.close()
         except BaseException as error:
             if exited is not None and isinstance(error, Mismatch | Disagreement):
                 error = _ended_alone(operation)
             traceback.print_exception(error)
             self.failed(error)
             _exit_now(1)
-        if self._session.halting.has_halted:
+        if self._run.halting.has_halted:
             _exit_now(HALTED)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -96,19 +96,19 @@ class Endings:
 
     def _note_exit(self, code: Any) -> None:
         """The script may catch it and go on; then another operation follows."""
-        self._exited = (code, self._session.operation)
+        self._exited = (code, self._run.operation)
 
     def failed(self, error: BaseException) -> None:
         """Tell the others why this worker goes."""
         if not self.has_failed:
             self.has_failed = True
-            self._session.fail("".join(traceback.format_exception(error)).strip())
+            self._run.fail("".join(traceback.format_exception(error)).strip())
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._asked_by and now < self._asked_at + TOGETHER_S:
             return
-        if self._session.give_up_saving():
+        if self._run.give_up_saving():
             self._asked_by, self._asked_at = self._asked_by or number, now
             return
         if self._is_alone and number == signal.SIGINT:
@@ -118,7 +118,7 @@ class Endings:
             os.write(2, b"paceline: stopping after this step; Ctrl-C again to stop now\n")
         self._asked_by, self._asked_at = self._asked_by or number, now
         # Not from here: the interrupted thread may hold the lock that is needed.
-        threading.Thread(target=self._session.leave, name="paceline-leave", daemon=True).start()
+        threading.Thread(target=self._run.leave, name="paceline-leave", daemon=True).start()
 
     @property
     def exit_code(self) -> int:

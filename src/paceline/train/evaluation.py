@@ -1,6 +1,6 @@
 """Validation over all workers, exact: each sample counts once, nothing is padded, every worker gets the same numbers.
 
-`validate(*batch)` returns a dict of names and values for its batch:
+`validate` gets a batch as `loss_fn` does and returns a dict of names and values for it:
 
     a number or a 0-d tensor     the mean over the samples of the batch; the result is the mean over all samples
     `Total(value)`               the result is the sum
@@ -27,14 +27,22 @@ Validate = Callable[..., Mapping[str, Any]]
 
 
 class Total:
-    """A value to be summed over all samples."""
+    """A value of `validate` to be summed over all samples.
+
+    >>> def validate(x, y):
+    ...     return {"errors": paceline.Total((model(x).argmax(1) != y).sum())}
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Every:
-    """A row for each sample, to be collected over all of them: for metrics that need all predictions at once."""
+    """A row for each sample, to be collected over all of them: for metrics that need all predictions at once.
+
+    >>> def validate(x, y):
+    ...     return {"scores": paceline.Every(model(x))}
+    """
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows = rows
@@ -140,5 +148,5 @@ def evaluate(validate: Validate, batches: Any, check: Callable[[], None]) -> Sco
     with torch.no_grad():
         for value, samples in batches:
             check()
-            scores.add(spread(validate, value), samples)
+            scores.add(spread(validate, value, "validate"), samples)
     return scores

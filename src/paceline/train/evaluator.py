@@ -3,85 +3,94 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
+from paceline.control.machines.member_events import OperationKind
+from paceline.control.messages.plan import Plan
 from paceline.control.messages.progress import MetricRow
-from paceline.train.batches import ValidationData
+from paceline.strategy.header import HeaderRows
 from paceline.train.book import Mode
 from paceline.train.evaluation import Scores, Validate, evaluate
-from paceline.train.headers import Headers, all_texts
-from paceline.train.joining import Joined
-from paceline.train.ledger import TrainingLedger
-from paceline.train.membership import Attempt, Place
-from paceline.train.sharing import Sharing
+from paceline.train.loops.base import Loop
+from paceline.train.operation import Place
+from paceline.train.parts import TrainingParts
+
+if TYPE_CHECKING:
+    from paceline.train.run import Run
 
 logger = logging.getLogger("paceline.train")
 
 
-class Evaluator:
-    """`check` is called between two batches of a validation: what it raises ends it."""
+class Evaluation:
+    """`validate` on all of `data`, in pieces of `size` samples."""
 
-    def __init__(
-        self,
-        join: Callable[[], Joined],
-        headers: Headers,
-        ledger: TrainingLedger,
-        model: nn.Module,
-        data: ValidationData,
-        sharing: Sharing,
-        check: Callable[[], None],
-    ) -> None:
-        self._join = join
-        self._headers = headers
-        self._ledger = ledger
-        self._model = model
+    kind = OperationKind.EVALUATE
+
+    def __init__(self, run: Run, parts: TrainingParts, loop: Loop, validate: Validate, data: Any, size: int) -> None:
+        self._run = run
+        self._parts = parts
+        self._loop = loop
+        self._validate = validate
         self._data = data
-        self._sharing = sharing
-        self._check = check
+        self._size = size
+        self._results: dict[str, Any] = {}
 
-    # -- validation --------------------------------------------------------------------------------------------------
-
-    def attempt_evaluate(self, place: Place, validate: Validate, data: Any, size: int) -> Attempt:
-        parts = self._data.parts_of(data, size)
-        was_training = self._model.training
-        self._model.eval()
+    def attempt(self, place: Place) -> HeaderRows:
+        self._loop.refresh()
+        parts, model = self._parts, self._parts.model
+        batches = parts.validation.parts_of(self._data, self._size)
+        was_training = model.training
+        model.eval()
         try:
-            shares = self._sharing.shares(place.plan, self._ledger.book)
-            scores: Scores = evaluate(validate, parts.walk(shares, place.rank), self._check)
+            shares = parts.sharing.shares(place.plan, parts.ledger.book)
+            scores: Scores = evaluate(self._validate, batches.walk(shares, place.rank), self._run.check)
         finally:
-            self._model.train(was_training)
-        results = scores.agree(place.group, lambda text: all_texts(place, text))
-        rows = self._headers.exchange(place)
-        return self._headers.outcome(place, rows, lambda: self._commit_evaluate(place, results))
+            model.train(was_training)
+        self._results = scores.agree(place.group, place.all_texts)
+        return self._run.exchange(place)
 
-    def _commit_evaluate(self, place: Place, results: dict[str, Any]) -> dict[str, Any]:
-        self._ledger.settle(place.operation)
-        progress = self._join().client.progress
-        for name, value in results.items():
+    def prepare(self, plan: Plan) -> None:
+        """All of it is done again."""
+
+    def commit(self, place: Place) -> dict[str, Any]:
+        progress = self._run.joined.client.progress
+        for name, value in self._results.items():
             if isinstance(value, float):
                 progress.add_metric(MetricRow(place.operation, name, value))
-        self._ledger.record_outside(dict(results))  # copies: what the script does with its own is its affair
-        self._ledger.keep_result(place.operation, dict(results), self._headers.stopping_agreed)
-        return results
+        self._parts.ledger.record_outside(dict(self._results))
+        return self._results
 
-    # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def attempt_decide(self, place: Place, score: float, patience: int, mode: Mode, min_delta: float) -> Attempt:
-        rows = self._headers.exchange(place, weight=score)
+class Decision:
+    """With `patience`, whether to stop; without, whether the score is the best so far."""
+
+    kind = OperationKind.DECIDE
+
+    def __init__(
+        self, run: Run, parts: TrainingParts, score: float, mode: Mode, min_delta: float, patience: int | None
+    ) -> None:
+        self._run = run
+        self._ledger = parts.ledger
+        self._score = score
+        self._mode: Mode = mode
+        self._min_delta = min_delta
+        self._patience = patience
+
+    def attempt(self, place: Place) -> HeaderRows:
+        rows = self._run.exchange(place, weight=self._score)
         if len({row.weight for row in rows if row.weight == row.weight}) > 1:
-            logger.warning("should_stop got different scores on the workers; that of the main worker counts")
-        return self._headers.outcome(
-            place, rows, lambda: self._commit_decide(place, rows[0].weight, patience, mode, min_delta)
-        )
+            logger.warning("the workers gave different scores; that of the main worker counts")
+        self._agreed = rows[0].weight
+        return rows
 
-    def _commit_decide(self, place: Place, score: float, patience: int, mode: Mode, min_delta: float) -> bool:
-        self._ledger.settle(place.operation)
-        self._ledger.book.judge(score, mode, min_delta)
-        answer = self._ledger.book.num_worse > patience
-        self._ledger.book.is_stopped = answer and self._ledger.in_loop
-        self._ledger.record_outside(answer)
-        self._ledger.keep_result(place.operation, answer, self._headers.stopping_agreed)
+    def prepare(self, plan: Plan) -> None:
+        """Nothing takes time."""
+
+    def commit(self, place: Place) -> bool:
+        ledger = self._ledger
+        answer = ledger.book.judge(self._agreed, self._mode, self._min_delta)
+        if self._patience is not None:
+            answer = ledger.book.num_worse > self._patience
+            ledger.book.is_stopped = answer and ledger.in_loop
+        ledger.record_outside(answer)
         return answer

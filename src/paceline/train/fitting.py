@@ -23,36 +23,41 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.checkpoint.weights import load_weights, weights_of
+from paceline.strategy.loss_calls import spread
 from paceline.train.book import Book
 from paceline.train.callbacks import EpochInfo, RunInfo, StepInfo, Teller, ValidationInfo
-from paceline.train.evaluation import Total
+from paceline.train.epoch import Epoch
+from paceline.train.evaluation import Total, Validate
 from paceline.train.frames import boundary
 from paceline.train.rates import Rates
-from paceline.train.session import Epoch, Session
+from paceline.train.session import Session
 from paceline.train.task import EarlyStopping, Task, Validation
+from paceline.train.training_state import frozen_weights
 from paceline.train.warming import warm_up
 
 Reason = Literal["finished", "early stopping"]
 
 _NAME = "paceline.fit"
-_NEVER = sys.maxsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What a training came to; the same on all workers. `history` has every whole epoch, `validations` every
-    validation; `best` is the one whose weights are in the model, unless the task does not restore them."""
+    """What a training came to; the same on all workers.
+
+    >>> fitted = paceline.fit(task)
+    >>> print(fitted.reason, fitted.steps, [epoch.loss for epoch in fitted.history])
+
+    `history` has every whole epoch, `validations` every validation. `best` is the validation whose weights are in the
+    model, unless the task does not restore them."""
 
     reason: Reason
     steps: int
@@ -69,28 +74,30 @@ class Fitted:
 
 @boundary
 def fit(task: Task) -> Fitted:
-    """Train; returns when all workers have come to the end."""
+    """Train as the task says. Returns when all workers have come to the end.
+
+    >>> task = paceline.Task(
+    ...     model=model, optimizer=optimizer, loss_fn=loss_fn, data=data, global_batch=256, epochs=2
+    ... )
+    >>> fitted = paceline.fit(task)
+    """
     options = task.options
-    loss_fn = functools.partial(task.loss, task.model)
     if task.warm_up:
-        warm_up(task.model, loss_fn, task.data, options.loader, samples=task.warm_up)
+        warm_up(task.model, task.loss_fn, task.data, options.loader, samples=task.warm_up)
     schedules = _make_schedules(task)
-    checkpoints = task.checkpoints
-    if task.validation is not None:
-        checkpoints = dataclasses.replace(checkpoints, mode=task.validation.best.mode)
     session = Session(
         task.model,
         *task.optimizers,
         *schedules,
         data=task.data,
         global_batch=task.global_batch,
-        checkpoints=checkpoints,
+        checkpoints=task.checkpoints,
         **vars(options),
     )
     training = _Training(task, session, schedules)
     try:
         with session:
-            reason = training.run(loss_fn)
+            reason = training.run()
             session.close()
     except SystemExit:
         training.teller.stop("left")
@@ -123,7 +130,7 @@ class _Training:
         self._length = len(task.data)
         self.teller = Teller(task.callbacks, lambda: session.is_main, self._run_info)
         if task.validation is not None:
-            self._validate = functools.partial(task.validation.validate or _loss_score(task.loss), task.model)
+            self._validate = task.validation.validate or _loss_score(task.loss_fn)
 
     @property
     def _notes(self) -> dict[str, Any]:
@@ -133,13 +140,13 @@ class _Training:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def run(self, loss_fn: functools.partial[Any]) -> Reason:
+    def run(self) -> Reason:
         for epoch in self._session.epochs(self._task.epochs):
             self.teller.start()
             if self._has_lost_patience():  # it had ended, and was resumed
                 return "early stopping"
             for batch in epoch:
-                self._step(loss_fn, batch, epoch)
+                self._step(batch, epoch)
                 if self._is_due_in_epoch() and self._is_over_after_validation(epoch):
                     return "early stopping"
             of = self.teller.operation
@@ -151,11 +158,11 @@ class _Training:
         self.teller.start()
         return "early stopping" if self._has_lost_patience() else "finished"
 
-    def _step(self, loss_fn: functools.partial[Any], batch: Any, epoch: Epoch) -> None:
+    def _step(self, batch: Any, epoch: Epoch) -> None:
         session, began = self._session, time.monotonic()
         num_skipped = session.skipped
         rates = self._rates() if self.teller.has_listeners else ()
-        loss = session.step(loss_fn, batch)
+        loss = session.step(self._task.loss_fn, batch)
         self.teller.completed()
         for schedule in self._schedules:
             schedule.step()
@@ -173,7 +180,7 @@ class _Training:
                 loss=loss,
                 samples=samples,
                 rates=rates,
-                workers=session.size,
+                workers=session.world_size,
                 seconds=time.monotonic() - began,
                 skipped=is_skipped,
             )
@@ -225,12 +232,14 @@ class _Training:
         is_best = self._judge(score, validation)
         info = ValidationInfo(epoch=epoch.number, step=session.steps, scores=scores, is_best=is_best)
         self._notes["validations"].append(dataclasses.asdict(info))
-        best = validation.best
-        # Also where nothing is ever stopped: it keeps the best model among the checkpoints.
-        answer = session.should_stop(score, patience=_patience(validation), mode=best.mode, min_delta=best.min_delta)
+        best, is_over = validation.best, False
+        if isinstance(best, EarlyStopping):
+            is_over = session.should_stop(score, patience=best.patience, mode=best.mode, min_delta=best.min_delta)
+        else:
+            session.score(score, mode=best.mode, min_delta=best.min_delta)
         self.teller.completed()
         self.teller.tell("on_validation", results, info, of=of)
-        return answer
+        return is_over
 
     def _judge(self, score: float, validation: Validation) -> bool:
         """By the session's own rule. The score has the same bits on all workers, and so has the answer."""
@@ -239,19 +248,19 @@ class _Training:
         is_best = book.judge(score, validation.best.mode, validation.best.min_delta)
         notes.update(best=book.best, num_worse=book.num_worse)
         if is_best and validation.best.restore:
-            notes["weights"] = _copy_of(self._task.model)
+            notes["weights"] = _copy_of(self._task)
         return is_best
 
     def _has_lost_patience(self) -> bool:
-        validation = self._task.validation
-        return validation is not None and self._notes["num_worse"] > _patience(validation)
+        best = self._task.validation.best if self._task.validation is not None else None
+        return isinstance(best, EarlyStopping) and bool(self._notes["num_worse"] > best.patience)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def restore_best(self) -> None:
         weights = self._notes["weights"]
         if weights and self._task.validation is not None and self._task.validation.best.restore:
-            self._task.model.load_state_dict(weights)
+            load_weights(self._task.model, weights, weights_of(self._task.model).keys() - weights.keys())
 
     def fitted(self, reason: Reason) -> Fitted:
         notes = self._notes
@@ -273,7 +282,7 @@ class _Training:
             global_batch=self._task.global_batch,
             samples=self._length,
             step=session.steps,
-            workers=session.size,
+            workers=session.world_size,
         )
 
 
@@ -290,18 +299,16 @@ def _new_notes() -> dict[str, Any]:
     }
 
 
-def _copy_of(model: nn.Module) -> dict[str, Any]:
-    """The weights and buffers in new memory on the CPU; tied ones stay tied."""
-    copied = copy.deepcopy({name: _detached(value) for name, value in model.state_dict().items()})
+def _copy_of(task: Task) -> dict[str, Any]:
+    """The weights and buffers that checkpoints have, in new memory on the CPU; tied ones stay tied."""
+    left_out = set(frozen_weights(task.model, task.optimizers)) if task.checkpoints.only_trained else set()
+    weights = {name: _detached(value) for name, value in weights_of(task.model).items() if name not in left_out}
+    copied = copy.deepcopy(weights)
     return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in copied.items()}
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _patience(validation: Validation) -> int:
-    return validation.best.patience if isinstance(validation.best, EarlyStopping) else _NEVER
 
 
 def _score(scores: Mapping[str, float], validation: Validation) -> float:
@@ -319,11 +326,11 @@ def _score(scores: Mapping[str, float], validation: Validation) -> float:
 _SUM, _WEIGHT = "paceline.loss_sum", "paceline.loss_weight"
 
 
-def _loss_score(loss: Any) -> Any:
+def _loss_score(loss_fn: Callable[..., Any]) -> Validate:
     """A `validate` from a loss, exact also where that returns the weight of its mean."""
 
-    def validate(model: nn.Module, /, *batch: Any, **named: Any) -> dict[str, Any]:
-        result = loss(model, *batch, **named)
+    def validate(*batch: Any) -> dict[str, Any]:
+        result = spread(loss_fn, batch)
         if not isinstance(result, tuple):
             return {"loss": result}
         value, weight = float(result[0]), float(result[1])

@@ -137,8 +137,8 @@ class Halting:
         """Raise if servers have been waited for so long that they must be on the host that is lost."""
         if not self._gather_by and waited_s > self.patience_s and self.is_due():
             raise Orphaned(
-                f"neither the coordinator nor servers that hold a part of the model have been heard of for "
-                f"{waited_s:.0f} s; their host is lost, most likely"
+                "the coordinator and servers that hold a part of the model have been silent for "
+                f"{waited_s:.0f} s; most likely their host is lost"
             )
 
     def check(self) -> None:

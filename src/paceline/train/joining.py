@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import paceline
+from paceline.checkpoint.weights import plain_name
 from paceline.control.machines.member import Member
 from paceline.control.messages.members import Introduction
 from paceline.control.shell import ticket as tickets
@@ -142,7 +143,7 @@ def introduce(
 ) -> Introduction:
     """Who this worker is, how fast it may be, what must be alike on all, and what it needs servers to hold."""
     parameters = tuple(
-        f"{name} {str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+        f"{plain_name(name)} {str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
         for name, parameter in model.named_parameters()
     )
     if os.environ.get(PROBE_VARIABLE) and warming.tried_pace() is None:
@@ -159,6 +160,7 @@ def introduce(
         tried=warming.tried_pace(),
         ranges=ranges,
         leased=leased,
+        slot=int(slot) if (slot := os.environ.get("LOCAL_RANK", "")).isdecimal() else 0,
     )
 
 

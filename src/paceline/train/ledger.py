@@ -22,11 +22,11 @@ from paceline.checkpoint import Contents
 from paceline.control.leases.lease_set import LeaseSet, lease_set
 from paceline.control.messages.plan import NOTHING
 from paceline.control.messages.progress import ProgressKeeper, StepRow, Unrecorded
-from paceline.data.cursor import Cursor
+from paceline.data.cursor import Cursor, num_steps
 from paceline.errors import Orphaned
 from paceline.train import saving
 from paceline.train.book import Book
-from paceline.train.membership import Place
+from paceline.train.operation import Place
 from paceline.train.sampling import SAMPLING, Sampling, misfit
 from paceline.train.saving import Saver
 from paceline.train.training_state import TrainingState
@@ -135,6 +135,7 @@ class TrainingLedger:
         if done.epoch != cursor.epoch or position < cursor.position:
             return ""
         self.book.cursor = Cursor(cursor.epoch, position)
+        self.book.steps = self.book.steps_before + num_steps(position, self._sampling.batch)
         num_again = len(either) - done.prefix
         return f"; {num_again} updates beyond sample {position} of the epoch are done again" if num_again else ""
 
@@ -173,7 +174,6 @@ class TrainingLedger:
     def catch(self, operation: int, result: Any) -> Any:
         """Another worker was faster: its result of this operation counts here too."""
         if result["outcome"] == END:
-            self.settle(operation)
             return END
         self.training.load_update(result["update"])
         self.training.unmark()
@@ -181,7 +181,6 @@ class TrainingLedger:
         if not self.in_loop:
             self._num_replayed = len(self.book.outside)
         self._has_worked = True
-        self.settle(operation)
         self.row = StepRow(*result["row"]) if result["row"] is not None else None
         self.keep_result(operation, result["outcome"], result["stopping"])
         return result["outcome"]
@@ -197,18 +196,17 @@ class TrainingLedger:
         return self._has_worked
 
     def settle(self, operation: int) -> None:
-        """An operation is complete: nothing can undo what was before it."""
+        """Nothing can undo this operation any more."""
         if self.row is not None:
             self._progress.add(self.row)
             self.row = None
-        self.saver.settle(operation - 1)
+        self.saver.settle(operation)
 
     def stepped(self, row: StepRow) -> None:
         """An update was applied, and counted in the book."""
         self.training.unmark()
         self._has_worked = True
         self.book.unkept_best = None  # the main worker has kept it before this step
-        self.settle(row.operation)
         self.row = row
 
     def keep_result(self, operation: int, outcome: Any, stopping: bool) -> None:
@@ -298,6 +296,17 @@ class TrainingLedger:
         """The last step is settled when a checkpoint of it is published."""
         rows = self._progress.unrecorded()
         return [*rows.restored, *rows.steps, *([self.row] if self.row is not None else [])]
+
+    def recall(self, with_optimizers: bool) -> int:
+        """A server was lost and nobody else had its ranges: load what the newest checkpoint has of them; the number of
+        its last update."""
+        if (newest := self.saver.newest()) is None:
+            return 0
+        tree = saving.tree_of(newest)
+        if with_optimizers:
+            self.training.load_optimizers(tree["update"]["optimizers"])
+        self.training.load_elsewhere(tree["update"])
+        return int(tree["book"]["steps"])
 
     def leave_behind(
         self, num_leases: int, step_on_servers: Callable[[], int], complete: Callable[[], bool] | None

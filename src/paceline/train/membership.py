@@ -4,14 +4,17 @@ The `Member` machine decides; this carries out. Actions that touch the model (fo
 itself wait in a queue for the training thread, which does them whenever it asks for its next operation. Groups are
 formed and ended on other threads as soon as the machine says so.
 
-    operate(kind, attempt)      does one operation with whoever is there, as often as it takes, and returns its outcome
+    operate(operation)      does one operation with whoever is there, as often as it takes, and returns its outcome
 
-An attempt that fails because a member was lost is tried again in the next plan. The outcome counts when the machine
-accepts it; if the others were faster, it comes from one of them (`Ledger.catch`).
+An attempt that fails because a member was lost is tried again in the next plan. The operation counts when the machine
+says so (`ApplyOperation`): then the one before it is settled, and this one is committed; or, if the others were faster,
+caught up with by what one of them gave (`Ledger.catch`). Actions are carried out in the order in which the machine
+decided on them, whichever thread told it what happened: therefore the queue.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import queue
 import threading
@@ -20,7 +23,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from paceline.collective import Group
 from paceline.control.machines.member import Member
 from paceline.control.machines.member_events import (
     Action,
@@ -38,7 +40,6 @@ from paceline.control.machines.member_events import (
     GroupBroke,
     Looked,
     OperationDone,
-    OperationKind,
     Reach,
     StateStaged,
     Surveyed,
@@ -60,9 +61,11 @@ from paceline.errors import (
     WireError,
 )
 from paceline.placement.placement import Placement
+from paceline.strategy.base import Flag, Notice
 from paceline.train import transfer
 from paceline.train.groups import Groups, blamed
 from paceline.train.halting import OWN_PATIENCE_S
+from paceline.train.operation import ALIKE, Place, TrainingOperation
 from paceline.train.staging import Staging
 from paceline.train.watchdog import WorkerActivity
 from paceline.wire.reachable import unreachable
@@ -73,7 +76,6 @@ NEWCOMER_S = 30.0  # how long one that has nothing to lose waits for the coordin
 _LOOK_S = 1.0
 _BRIEFLY_S = 0.005
 
-ALIKE = "the script must call step, evaluate, should_stop and end in the same order on all workers"
 
 Answer = TypeVar("Answer")
 
@@ -119,30 +121,11 @@ class Ledger(Protocol):
     def stopping_in(self, result: Any) -> bool:
         """Whether the end was agreed in that operation."""
 
+    def settle(self, operation: int) -> None:
+        """Nothing can undo this operation any more, nor any before it."""
 
-class Place(NamedTuple):
-    """Where an attempt happens."""
-
-    plan: Plan
-    rank: int
-    group: Group | None
-    operation: int
-    kind: OperationKind
-
-    @property
-    def size(self) -> int:
-        return len(self.plan.seats)
-
-    def __str__(self) -> str:
-        return f"operation {self.operation} (here {self.kind.value}, generation {self.plan.generation})"
-
-
-class Attempt(NamedTuple):
-    """What an attempt came to: the header's rows as the machine needs them, and what to do when it counts."""
-
-    held: tuple[int, ...]
-    stopping: bool
-    commit: Callable[[], Any]
+    def keep_result(self, operation: int, outcome: Any, stopping: bool) -> None:
+        """What an operation came to, for a worker that is behind by it."""
 
 
 class Interrupted(GroupError):
@@ -159,6 +142,7 @@ class Membership:
         self._exit: Exit | None = None  # the same, when the training thread has heard of it
         self.last_plan: Plan | None = None  # in which an operation was attempted
         self._gift: Any = None
+        self._done: _Done | None = None
         self._has_state = False  # as of what the training thread has done
         self._givers: list[threading.Thread] = []
         self._packed: Callable[[], _Packed | None] = lambda: None  # what they send
@@ -188,12 +172,9 @@ class Membership:
             self.on_placement(action.placement)
         elif isinstance(action, Reach):
             threading.Thread(target=self._reach, args=(action,), name="paceline-survey", daemon=True).start()
-        elif isinstance(action, Exit):
-            self._told = action
-            self._queue.put(action)
-        elif not isinstance(
-            action, ApplyOperation
-        ):  # what was applied is read from the machine by who posted the event
+        else:
+            if isinstance(action, Exit):
+                self._told = action
             self._queue.put(action)
 
     def _reach(self, action: Reach) -> None:
@@ -214,8 +195,11 @@ class Membership:
         if self._machine.is_dismissed and self._told is not None:
             self._leave(self._told)
 
-    def offer(self) -> int:
-        return self._client.look(Member.offer)
+    def notice(self, place: Place) -> Notice:
+        """What this worker says in the header of an operation. Asked as late as can be: a plan that it is ready for by
+        then can be switched to at the next step."""
+        held, stop_asked = self._client.look(lambda machine: (machine.offer(), machine.stop_asked))
+        return place.notice(held, stop_asked=stop_asked)
 
     def standing(self) -> WorkerActivity | None:
         """What the training thread is at, for the watchdog."""
@@ -247,27 +231,18 @@ class Membership:
         while self._next_action(0.0) is not None:
             pass
 
-    def operate(
-        self, kind: OperationKind, attempt: Callable[[Place], Attempt], prepare: Callable[[Plan], None] | None = None
-    ) -> Any:
-        """Do an operation until it counts. Where it has to be tried again, `prepare` is called while the group of the
-        next plan forms."""
-        self._client.post(Begin(kind))
+    def operate(self, wanted: TrainingOperation, end: TrainingOperation) -> Any:
+        """Do an operation until it counts; its outcome. Where the run was asked to stop, it is the `end` instead of a
+        step."""
+        self._client.post(Begin(wanted.kind))
         while True:
             action = self._next_action(_LOOK_S)
-            if isinstance(action, _Caught):
+            if isinstance(action, _Applied):
                 return action.outcome
-            if isinstance(action, FormGroup) and prepare is not None and self._is_next_in(action.plan):
-                prepare(action.plan)
-            if not isinstance(action, DoOperation):
-                continue
-            outcome = self._try(action, attempt)
-            if outcome is None:
-                continue
-            event = OperationDone(action.plan.generation, action.operation, outcome.held, outcome.stopping)
-            self._client.post(event)
-            if self._client.look(lambda machine: machine.applied) == action.operation:
-                return outcome.commit()
+            if isinstance(action, FormGroup) and self._is_next_in(action.plan):
+                wanted.prepare(action.plan)
+            elif isinstance(action, DoOperation):
+                self._try(action, wanted if action.kind is wanted.kind else end)
 
     def _is_next_in(self, plan: Plan) -> bool:
         """Whether this member will go on in a plan where it stands."""
@@ -277,34 +252,51 @@ class Membership:
 
         return self._client.look(question)
 
-    def _try(self, work: DoOperation, attempt: Callable[[Place], Attempt]) -> Attempt | None:
+    def _try(self, work: DoOperation, operation: TrainingOperation) -> None:
         plan = work.plan
         if self._client.look(lambda machine: machine.plan) is not plan:
-            return None
+            return
         group = self._groups.get(plan.generation)
         if group is None and len(plan.seats) > 1:
-            return None  # dropped just now
+            return  # dropped just now
         self.operation = work.operation
         self._since = time.monotonic()
-        self._place = Place(plan, plan.rank_of(self._machine.name), group, work.operation, work.kind)
+        self._place = place = Place(plan, plan.rank_of(self._machine.name), group, work.operation, work.kind)
         self.last_plan = plan
         self._groups.enter(plan.generation)
         try:
-            return attempt(self._place)
+            rows = operation.attempt(place)
         except Mismatch as error:
             if error.is_internal:  # the script has no part in it, and must not be blamed
                 raise
-            raise Mismatch(f"{self._place} does not fit what another worker does; {ALIKE} ({error})") from error
+            raise Mismatch(f"{place} does not fit what another worker does; {ALIKE} ({error})") from error
         except (GroupError, WireError) as error:
             logger.debug("operation %d in generation %d: %s", work.operation, plan.generation, error)
             self._client.post(GroupBroke(plan.generation, *blamed(error)))
-            return None
+            return
         finally:
             self._place = None
             self._groups.leave()
+        stopping = rows.any(Flag.STOP)
+        self._done = _Done(work.operation, lambda: self._commit(operation, place, stopping))
+        self._client.post(OperationDone(plan.generation, work.operation, tuple(row.held for row in rows), stopping))
 
-    def _next_action(self, wait_s: float) -> Action | _Caught | None:
-        """Carry out what is in the queue, one at a time; work, and what was caught up with, is for the caller."""
+    def _commit(self, operation: TrainingOperation, place: Place, stopping: bool) -> Any:
+        outcome = operation.commit(place)
+        # A copy: what the script does with its own is its affair.
+        self._ledger.keep_result(place.operation, copy.copy(outcome), stopping)
+        return outcome
+
+    def _apply(self, action: ApplyOperation) -> _Applied:
+        """What was done here, or caught up with, counts."""
+        done, self._done = self._done, None
+        assert done is not None
+        assert done.operation == action.operation
+        self._ledger.settle(action.settled)
+        return _Applied(done.commit())
+
+    def _next_action(self, wait_s: float) -> Action | _Applied | None:
+        """Carry out what is in the queue, one at a time; work, and the outcome of what counts, is for the caller."""
         if self._exit is not None:
             self._leave(self._exit)  # the script went on as if it had not been told
         try:
@@ -319,7 +311,9 @@ class Membership:
         elif isinstance(action, Give):
             self._give(action)
         elif isinstance(action, Take):
-            return self._take(action)
+            self._take(action)
+        elif isinstance(action, ApplyOperation):
+            return self._apply(action)
         elif isinstance(action, SwapState):
             self._ledger.swap(self._gift)
             self._gift = None
@@ -333,7 +327,7 @@ class Membership:
         unheard_s = self._client.unheard_s()
         if unheard_s > (self.patience_s if self._has_state else NEWCOMER_S):
             raise Orphaned(
-                f"operation {self.operation + 1} waits for a plan, but the coordinator has not been heard of for "
+                f"operation {self.operation + 1} waits for a plan, but the coordinator has been silent for "
                 f"{unheard_s:.0f} s; look at its log, and if the run is not over, start it again with --resume"
             )
 
@@ -372,11 +366,11 @@ class Membership:
             self._packed = weakref.ref(packed)
         return packed
 
-    def _take(self, action: Take) -> _Caught | None:
+    def _take(self, action: Take) -> None:
         plan = action.plan
         group = self._groups.get(plan.generation)
         if group is None:
-            return None
+            return
         self._groups.enter(plan.generation)
         try:
             self._gift = transfer.receive(group, plan.rank_of(action.source), self._staging)
@@ -385,18 +379,15 @@ class Membership:
             level = logging.WARNING if isinstance(error, ProtocolError) else logging.DEBUG
             logger.log(level, "the state that generation %d begins with: %s", plan.generation, error)
             self._client.post(GroupBroke(plan.generation, *blamed(error)))
-            return None
+            return
         finally:
             self._groups.leave()
         if action.whole:
             self._client.post(StateStaged(plan.generation, self._gift["applied"]))
-            return None
+            return
         gift, self._gift = self._gift, None
-        operation = plan.base
-        self._client.post(Caught(plan.generation, operation, self._ledger.stopping_in(gift)))
-        if self._client.look(lambda machine: machine.applied) != operation:
-            return None
-        return _Caught(self._ledger.catch(operation, gift))
+        self._done = _Done(plan.base, lambda: self._ledger.catch(plan.base, gift))
+        self._client.post(Caught(plan.generation, plan.base, self._ledger.stopping_in(gift)))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -439,5 +430,14 @@ class _Packed:
         self.parcel = parcel
 
 
-class _Caught(NamedTuple):
+class _Done(NamedTuple):
+    """An operation that is complete here, and what to do when it counts."""
+
+    operation: int
+    commit: Callable[[], Any]
+
+
+class _Applied(NamedTuple):
+    """An operation counts, and came to this."""
+
     outcome: Any

@@ -37,7 +37,10 @@ _SCALES: dict[str | None, Callable[[float], float]] = {None: lambda _: 1.0, "lin
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """For the first `steps` steps the rate rises from the part `start` of the full one."""
+    """For the first `steps` steps the learning rate rises from the part `start` of the full one.
+
+    >>> paceline.Rates(warm_up=paceline.WarmUp(steps=500), schedule="cosine")
+    """
 
     steps: int
     start: float = 0.0
@@ -51,8 +54,15 @@ class WarmUp:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """`base_batch` is the global batch for which the optimizer's own rate was chosen. `schedule` is a name, or a
-    function of the part that is done; where it comes to 0, the part `final` of the rate is left."""
+    """Learning rates over a training, as a factor of the optimizer's own rate.
+
+    >>> schedule = paceline.Rates(base_batch=256, scale="linear", schedule="cosine").build(
+    ...     optimizer, global_batch=1024, num_steps=10_000
+    ... )
+
+    `base_batch` is the global batch for which the optimizer's own rate was chosen, `scale` says how to get from there
+    to the global batch of this training. `schedule` is a name, or a function of the part of the training that is done;
+    where it comes to 0, the part `final` of the rate is left."""
 
     base_batch: int | None = None
     scale: Literal["linear", "sqrt"] | None = None

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from paceline.checkpoint import CheckpointWriter, Contents
 from paceline.checkpoint.pending import Pending, SaveStage
 from paceline.control.messages.plan import NOTHING
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
-from paceline.custody.names import path_of
 from paceline.custody.shelf import RetentionRules
 from paceline.errors import CheckpointError, CorruptCheckpoint, Evicted
 from paceline.train.folder_claim import FolderClaim
@@ -33,23 +32,30 @@ _SLICE_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Where and how often. `folder` is by default the run's; alone there is none unless given. The newest one is
-    started from where `resume` says so, or when the run has lost all of its workers."""
+    """Where checkpoints are written, and how often.
+
+    >>> session = paceline.Session(
+    ...     model, optimizer, data=data, global_batch=256, checkpoints=paceline.Checkpoints(folder="kept", resume=True)
+    ... )
+
+    `folder` is the run's own by default; a script that runs alone writes none unless it names a folder. With `resume`,
+    and when a run has lost all of its workers, the training starts from the newest checkpoint. `only_trained` leaves
+    frozen parameters out, as for LoRA: a script that resumes builds the model with them first."""
 
     folder: str | Path | None = None
     every_s: float | None = 60.0
     every_steps: int | None = None
     keep_last: int = 3
     keep_best: int = 1
-    mode: Literal["min", "max"] = "min"
     resume: bool = False
+    only_trained: bool = False
 
     def __post_init__(self) -> None:
         if self.every_s is not None and not self.every_s >= 0:
             raise ValueError(f"every_s={self.every_s}: give seconds, or None")
         if self.every_steps is not None and self.every_steps < 1:
             raise ValueError(f"every_steps={self.every_steps}: give 1 or more, or None")
-        RetentionRules(self.keep_last, self.keep_best, self.mode).check()
+        RetentionRules(self.keep_last, self.keep_best).check()
 
 
 class Saver:
@@ -125,7 +131,7 @@ class Saver:
         except CheckpointError as error:
             self.check_intact()
             self._source.set_aside([operation])
-            self._on_event("skipped checkpoint", f"{path_of(Path(), operation).name}: {error}")
+            self._on_event("skipped checkpoint", f"operation {operation}: {error}")
             raise Evicted(f"the checkpoint of operation {operation} cannot be read ({error})") from error
         except CustodyError as error:
             raise Evicted(f"the checkpoint of operation {operation} cannot be had ({error})") from error
@@ -146,8 +152,7 @@ class Saver:
         later = [number for number in self._source.operations() if number > operation] if self._folder else []
         self._source.set_aside(later)
         for number in later:
-            name = path_of(Path(), number).name
-            self._on_event("skipped checkpoint", f"{name}: the run starts again from {operation}")
+            self._on_event("skipped checkpoint", f"operation {number}: the run starts again from {operation}")
 
     def is_due(self, steps: int) -> bool:
         if self._folder is None:
@@ -180,7 +185,6 @@ class Saver:
                 self._folder,
                 keep_last=settings.keep_last,
                 keep_best=settings.keep_best,
-                mode=settings.mode,
                 on_event=self._on_event,
                 make_store=self._source.store,
             )
@@ -210,7 +214,7 @@ class Saver:
         folder = self._own or self._folder
         assert folder is not None
         settings = self._settings
-        return write_held(folder, contents, RetentionRules(settings.keep_last, settings.keep_best, settings.mode))
+        return write_held(folder, contents, RetentionRules(settings.keep_last, settings.keep_best))
 
     def settle(self, operation: int) -> None:
         if self._keeper is not None:
@@ -276,6 +280,7 @@ def contents_of(run: str, operation: int, cursor: tuple[int, int], tree: dict[st
     """A checkpoint of a state as `Ledger.gift` gives it."""
     return Contents(
         run=run,
+        step=tree["book"]["steps"],
         operation=operation,
         epoch=cursor[0],
         position=cursor[1],

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from paceline.balance import Minimum, Shares, StepTiming
+from paceline.balance import Balance, Minimum, Shares, StepTiming
 from paceline.control.machines.member_events import Burden
 from paceline.control.messages.plan import Plan
 from paceline.strategy.base import Notice
@@ -22,22 +22,32 @@ from paceline.train.book import Book
 
 class Sharing:
     """`total` and `minimum` are the global batch and the fewest samples that a worker should take where shares are
-    automatic; `tell` gets what a person may want to know."""
+    automatic; `tell` gets what a person may want to know. `is_alone`: nobody will ever take a part."""
 
-    def __init__(self, total: int, minimum: Minimum, tell: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, total: int, minimum: Minimum, tell: Callable[[str, str], None], *, is_alone: bool = False
+    ) -> None:
+        self._is_alone = is_alone
         self.watch = Stopwatch()
         self._total, self._minimum = total, minimum
         self._tell = tell
         self._reduced_s = 0.0  # in the last step
         self._posted = Burden("")
         self._digested: tuple[Shares, int] | None = None
+        self._known: tuple[Plan, Balance, Shares] | None = None  # what was asked for last
 
     def shares(self, plan: Plan, book: Book) -> Shares:
         """Of a plan whose members all have this book."""
+        known = self._known
+        if known is None or known[0] is not plan or known[1] is not book.balance:
+            self._known = known = (plan, book.balance, self._shares(plan, book.balance))
+        return known[2]
+
+    def _shares(self, plan: Plan, balance: Balance) -> Shares:
         if not plan.is_balanced:
             return Shares(plan.generation, 0, tuple(seat.share for seat in plan.seats))
-        balance = book.balance.seated(plan.seats, self._total, self._fewest(plan))
-        return Shares(plan.generation, balance.version, balance.shares)
+        seated = balance.seated(plan.seats, self._total, self._fewest(plan))
+        return Shares(plan.generation, seated.version, seated.shares)
 
     def _fewest(self, plan: Plan) -> int:
         return self._minimum.of(self._total, len(plan.seats))
@@ -67,7 +77,7 @@ class Sharing:
     def observe(self, plan: Plan, rank: int, book: Book, rows: HeaderRows) -> Burden | None:
         """After a step: what all said of it goes into the book, and with it the shares of the next one. The main worker
         tells what changes; what is returned is for the coordinator to know."""
-        if not plan.is_balanced:
+        if not plan.is_balanced or self._is_alone:
             return None
         before = book.balance.seated(plan.seats, self._total, self._fewest(plan))
         measures = [StepTiming(row.samples, row.busy_s, row.reduced_s, row.limit) for row in rows]

@@ -9,41 +9,46 @@ Alone, all three are the same: one process holds everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from paceline.strategy.aggregation import Aggregation, Reduced
+from paceline.strategy.allreduce import AllReduce
+from paceline.strategy.base import Strategy, StrategyHost
 from paceline.strategy.options import SessionOptions
 from paceline.strategy.replicated import ReplicatedTables
-from paceline.strategy.served import ServerAggregation
+from paceline.strategy.served import ServedParameters
+from paceline.strategy.served_leases import ServerLeases
+from paceline.strategy.served_steps import ServerSteps
 from paceline.strategy.sparse import Sparse
+from paceline.strategy.updater import MakeStrategy
 
-Aggregate = Callable[[Sparse, Mapping[str, torch.Tensor]], Aggregation]
 
-
-def aggregate_for(
-    options: SessionOptions,
-    optimizers: Sequence[torch.optim.Optimizer],
-    tell: Callable[[str, str], None],
-    recall: Callable[[bool], int],
-    is_loader: Callable[[], bool],
-    *,
-    is_alone: bool,
-) -> Aggregate | None:
-    """How gradients are aggregated by these options; None for the usual way."""
+def strategy_for(
+    options: SessionOptions, optimizers: Sequence[torch.optim.Optimizer], host: StrategyHost, *, is_alone: bool
+) -> MakeStrategy | None:
+    """How gradients become an update by these options; None for the usual way."""
     if is_alone or options.strategy == "allreduce":
         return None
 
-    def make(sparse: Sparse, trained: Mapping[str, torch.Tensor]) -> Aggregation:
-        if options.strategy == "server":
-            return ServerAggregation(sparse, optimizers, trained, tell, recall, is_loader)
-        if not sparse.specs:
+    def make(sparse: Sparse, trained: Mapping[str, torch.Tensor]) -> Strategy:
+        has_dense = options.strategy == "server"
+        if not has_dense and not sparse.specs:
             raise ValueError(
                 "strategy='hybrid' keeps tables on servers, and the model has none; use paceline.nn.Embedding for what "
                 "should be there, or strategy='allreduce'"
             )
-        dense = Reduced(optimizers, ReplicatedTables(Sparse({}, optimizers, 0)), overlaps=options.batch_norm == "local")
-        return ServerAggregation(sparse, optimizers, trained, tell, recall, is_loader, dense)
+        served = ServedParameters(sparse, optimizers, trained, host, has_dense=has_dense)
+        if options.mode.is_leased:
+            return ServerLeases(served)
+        if has_dense:
+            return ServerSteps(served)
+        tables = ReplicatedTables(Sparse({}, optimizers, 0))
+        return ServerSteps(served, AllReduce(optimizers, tables, overlaps=options.batch_norm == "local"))
 
     return make
+
+
+def served_by(strategy: Strategy) -> ServedParameters | None:
+    """What this strategy has on servers, if it has any there."""
+    return strategy.served if isinstance(strategy, ServerSteps | ServerLeases) else None

@@ -1,22 +1,23 @@
 """A training as one value: what to train, on what, for how long, and how it is judged.
 
     task = Task(
-        model=model, optimizer=optimizer, loss=loss, data=train_set, global_batch=256, epochs=10,
+        model=model, optimizer=optimizer, loss_fn=loss_fn, data=train_set, global_batch=256, epochs=10,
         schedule=Rates(warm_up=WarmUp(steps=500), schedule="cosine"),
         validation=Validation(data=valid_set, validate=validate, best=EarlyStopping(metric="loss", patience=3)),
         callbacks=[PrintProgress()],
     )
     fitted = paceline.fit(task)
 
-    def loss(model, x, y):            # the mean over the samples of the batch, or (mean, weight)
+    def loss_fn(x, y):                # the mean over the samples of the batch, or (mean, weight)
         return F.cross_entropy(model(x), y)
 
-    def validate(model, x, y):        # numbers are means over the batch; or Total(...), Every(...)
+    def validate(x, y):               # numbers are means over the batch; or Total(...), Every(...)
         logits = model(x)
         return {"loss": F.cross_entropy(logits, y), "accuracy": (logits.argmax(1) == y).float().mean()}
 
-Both are called with the model and a batch: a tuple or list gives the positional arguments, a dict the named ones. Both
-may be called again for the same step, after a loss of a worker, and in parts.
+Both are called as in a session, and have the model from around them. A batch that is a tuple or list is spread over the
+arguments; anything else, as a dict, is the one argument: `def loss_fn(batch)`. Both may be called again for the same
+step, after a loss of a worker, and in parts.
 
 Everything is checked when it is built: an error names the field, its value, and what to give.
 """
@@ -40,8 +41,11 @@ from paceline.train.saving import Checkpoints
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """Which validation is the best: `metric` of its scores, better by more than `min_delta` than the best before. With
-    `restore`, `fit` ends with the weights of that moment in the model."""
+    """Which validation is the best: the one whose score `metric` is better by more than `min_delta` than the best
+    before. With `restore`, `fit` ends with the weights of that moment in the model.
+
+    >>> paceline.Validation(data=valid_set, validate=validate, best=paceline.Best(metric="accuracy", mode="max"))
+    """
 
     metric: str = "loss"
     mode: Literal["min", "max"] = "min"
@@ -60,7 +64,10 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Best):
-    """The training ends when more than `patience` validations in a row were not better than the best before them."""
+    """The training ends when more than `patience` validations in a row were not better than the best before them.
+
+    >>> paceline.Validation(data=valid_set, best=paceline.EarlyStopping(patience=2))
+    """
 
     patience: int = 3
 
@@ -72,10 +79,13 @@ class EarlyStopping(Best):
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Validated is after every `every_epochs` epochs and every `every_steps` steps of the run, at least one of which is
-    given, and in any case at the end of the last epoch; where these fall together, once. `batch` samples of `data` are
-    given to `validate` at a time; by default as many as a global batch has. Without `validate`, the score is the task's
-    loss."""
+    """When and how the model is validated: after every `every_epochs` epochs, after every `every_steps` steps, and at
+    the end of the last epoch.
+
+    >>> paceline.Validation(data=valid_set, validate=validate, every_epochs=None, every_steps=500)
+
+    `validate` gets `batch` samples of `data` at a time, by default as many as a global batch has. Without `validate`,
+    the score is the task's loss."""
 
     data: Any
     validate: Callable[..., Any] | None = None
@@ -87,26 +97,38 @@ class Validation:
     def __post_init__(self) -> None:
         check_dataset(self.data)
         if self.validate is not None and not callable(self.validate):
-            raise TypeError(f"Validation(validate={self.validate!r}): give a function validate(model, *batch) -> dict")
+            raise TypeError(f"Validation(validate={self.validate!r}): give a function, as def validate(x, y)")
         for name in ("every_epochs", "every_steps", "batch"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"Validation({name}={value!r}): give 1 or more, or None")
         if self.every_epochs is None and self.every_steps is None:
-            raise ValueError("Validation(every_epochs=None, every_steps=None) is never; give one of them")
+            raise ValueError("Validation(every_epochs=None, every_steps=None) would never validate; give one of them")
         if not isinstance(self.best, Best):
             raise TypeError(f"Validation(best={self.best!r}): give Best(...) or EarlyStopping(...)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """`optimizer` is one or several. `schedule` is `Rates`, or torch schedulers of these optimizers, which
-    are stepped after each step. `global_batch` is the number of samples of a step over all workers. `warm_up` is with
-    how many samples the loss is tried before this worker reports ready (see `paceline.warm_up`), 0 for none."""
+    """What `fit` trains, on what, and for how long.
+
+    >>> paceline.Task(
+    ...     model=model,
+    ...     optimizer=optimizer,
+    ...     loss_fn=loss_fn,
+    ...     data=data,
+    ...     global_batch=256,
+    ...     epochs=2,
+    ...     validation=paceline.Validation(data=valid_set, validate=validate),
+    ... )
+
+    `optimizer` is one or several. `schedule` is `Rates`, or torch schedulers of these optimizers, which are stepped
+    after each step. `global_batch` is the number of samples of a step over all workers. `warm_up` is the number of
+    samples with which the loss is tried before this worker reports ready (see `paceline.warm_up`), 0 for none."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-    loss: Callable[..., Any]
+    loss_fn: Callable[..., Any]
     data: Any
     global_batch: int
     epochs: int
@@ -120,8 +142,8 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise TypeError(f"Task(model={type(self.model).__name__}): give a torch.nn.Module")
-        if not callable(self.loss):
-            raise TypeError(f"Task(loss={self.loss!r}): give a function loss(model, *batch)")
+        if not callable(self.loss_fn):
+            raise TypeError(f"Task(loss_fn={self.loss_fn!r}): give a function, as def loss_fn(x, y)")
         length = check_dataset(self.data)
         if type(self.global_batch) is not int or not 1 <= self.global_batch <= length:
             raise ValueError(
@@ -173,6 +195,7 @@ class Task:
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """All of them, whether one was given or several."""
         given = self.optimizer
         return tuple(given) if isinstance(given, Sequence) else (given,)
 

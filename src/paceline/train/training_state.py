@@ -7,6 +7,7 @@ operation behind needs the first only: its own body will run for that operation 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +15,8 @@ import torch
 from torch import nn
 
 from paceline.checkpoint.tree import Ties
+from paceline.checkpoint.weights import LEFT_OUT, load_weights, plain_name, weights_of
+from paceline.strategy.base import StrategyState
 
 
 @runtime_checkable
@@ -25,18 +28,20 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
-class Elsewhere(Protocol):
-    """What an update changes beside the model and the optimizers of this worker: the strategy's."""
+def frozen_weights(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+    """The parameters that are not trained, by name: they require no gradient, and no optimizer has updated them."""
+    return [
+        name
+        for name, value in weights_of(model, keep_vars=True).items()
+        if isinstance(value, nn.Parameter)
+        and not value.requires_grad
+        and not any(value in optimizer.state for optimizer in optimizers)
+    ]
 
-    def gift(self) -> dict[str, Any]:
-        """What a newcomer needs of it."""
 
-    def full_state(self) -> dict[str, Any]:
-        """What a checkpoint needs, also in place of what this worker's optimizers keep; "values", if there are any, are
-        those of parameters, by the `id` of each, which go with it in place of the model's own."""
-
-    def load(self, part: Mapping[str, Any]) -> None:
-        """Become what either gave."""
+def _checksum(value: torch.Tensor) -> int:
+    """Of its first values: it tells one model from another."""
+    return zlib.crc32(value.detach().flatten()[:1024].cpu().view(torch.uint8).numpy().tobytes())
 
 
 class TrainingState:
@@ -45,9 +50,13 @@ class TrainingState:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         others: Sequence[Stateful],
-        elsewhere: Elsewhere,
+        elsewhere: StrategyState,
+        *,
+        only_trained: bool = False,
     ) -> None:
+        """With `only_trained`, what is for a checkpoint has no frozen parameters."""
         self._elsewhere = elsewhere
+        self._only_trained = only_trained
         self._model = model
         self._optimizers = optimizers
         self._others = others
@@ -56,9 +65,10 @@ class TrainingState:
 
     def of_update(self) -> dict[str, Any]:
         """Live tensors but for buffers, which a forward pass may change while the others are being sent."""
-        model = self._model.state_dict()
+        model = weights_of(self._model)
         ties, copies = Ties(), dict[str, torch.Tensor]()
         for name, _ in self._model.named_buffers(remove_duplicate=False):
+            name = plain_name(name)
             if isinstance(buffer := model.get(name), torch.Tensor):
                 # A module that is in the model twice has one buffer under two names, here too.
                 first = ties.first_name(buffer, name)
@@ -72,8 +82,11 @@ class TrainingState:
         waiting for each other, this worker's own are of another moment than the rest."""
         update, full = self.of_update(), self._elsewhere.full_state()
         values = full.pop("values", {})
-        for name, variable in self._model.state_dict(keep_vars=True).items():
+        for name, variable in weights_of(self._model, keep_vars=True).items():
             update["model"][name] = values.get(id(variable), update["model"][name])
+        if self._only_trained:
+            frozen = frozen_weights(self._model, self._optimizers)
+            update[LEFT_OUT] = {name: _checksum(update["model"].pop(name)) for name in frozen}
         return {**update, **full}
 
     def expected_bytes(self) -> int:
@@ -101,10 +114,21 @@ class TrainingState:
 
     def load_update(self, part: dict[str, Any], groups: Sequence[Any] | None = None) -> None:
         """Become what an update made; learning rates and the like stay as they are unless given."""
-        self._model.load_state_dict(part["model"])
+        left_out = part.get(LEFT_OUT, {})
+        own = weights_of(self._model) if left_out else {}
+        if others := [name for name in left_out if name not in own or _checksum(own[name]) != left_out[name]]:
+            raise ValueError(
+                f"the checkpoint has no frozen weights, and those of this model are not the ones that the training "
+                f"began with: {', '.join(others[:3])}{' and others' if others[3:] else ''}; load these first"
+            )
+        load_weights(self._model, part["model"], left_out)
         for number, (optimizer, state) in enumerate(zip(self._optimizers, part["optimizers"], strict=True)):
             own = optimizer.state_dict()["param_groups"] if groups is None else groups[number]
             optimizer.load_state_dict({"state": state, "param_groups": own})
+        self._elsewhere.load(part)
+
+    def load_elsewhere(self, part: Mapping[str, Any]) -> None:
+        """What the strategy keeps, of a checkpoint."""
         self._elsewhere.load(part)
 
     def load_optimizers(self, states: Sequence[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ from paceline.data.seeding import generators_kept
 from paceline.data.window import BatchSpec
 from paceline.engine.speeds import PROBE_VARIABLE
 from paceline.strategy import loss_calls, memory
+from paceline.train.frames import boundary
 
 _MOST_PROBED = 1024
 _REPEATED = 3
@@ -31,10 +32,15 @@ _REPEATED = 3
 _tried: list[tuple[float, float]] = []
 
 
+@boundary
 def warm_up(
     model: nn.Module, loss_fn: Callable[..., Any], data: Any, options: LoaderOptions | None = None, *, samples: int = 2
 ) -> None:
-    """Call `loss_fn`, forward and backward, on the first samples of the data. Call it before the Session is made.
+    """Call `loss_fn`, forward and backward, on the first samples of the data, before the Session is made: what is slow
+    the first time (compiling, allocating) is then done before other workers wait for this one.
+
+    >>> paceline.warm_up(model, loss_fn, data)
+    >>> session = paceline.Session(model, optimizer, data=data, global_batch=256)
 
     Afterwards gradients, buffers and the global random generators are as before, and nothing has been counted. Whatever
     `loss_fn` raises is raised here."""

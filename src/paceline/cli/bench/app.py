@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from paceline.cli.bench.errors import BadInput
 from paceline.cli.leaving import BAD_INPUT, FAILED, leave
@@ -21,7 +22,19 @@ from paceline.errors import PacelineError
 if TYPE_CHECKING:
     from rich.console import Console
 
-app = typer.Typer(help="Measures what this host, and the links between yours, can do.", no_args_is_help=True)
+
+class ScriptOrCommand(TyperGroup):
+    """What is no command is a script, with the options of the command `script` before it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["script", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=ScriptOrCommand, help="Measures your script, this host, and the links between yours.", no_args_is_help=True
+)
 
 # Wide enough for five sizes when the output goes to a file instead of a terminal.
 _FILE_WIDTH = 180
@@ -32,7 +45,7 @@ Tell = Callable[[str, int], None]
 
 @app.callback()
 def _bench() -> None:
-    """Measures what this host, and the links between yours, can do."""
+    """Measures your script, this host, and the links between yours: paceline bench train.py"""
 
 
 @contextmanager

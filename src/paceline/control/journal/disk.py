@@ -1,15 +1,35 @@
 """Disks that are full: what is said, and what is done about writes that the training can do without.
 
-ARCHITECTURE.md lists every write of a run with its policy.
+Messages name the path and what is free there. Every write of a run has a policy:
+
+    coordinator   what must be remembered    1 MiB is reserved in `run.db` and its log. When that is used up, the
+                  (`commit`)                 coordinator waits up to 10 minutes for room; it decides nothing and tells
+                                             nobody anything meanwhile. Steps need no coordinator and go on. One that
+                                             cannot begin ends with exit code 74; its agent starts it again for 10
+                                             minutes, and counts none of these as deaths
+                  progress and metrics       cosmetic: refused below 256 KiB, kept by the workers, recorded when there
+                  (`record`)                 is room. Leases that are done, and the last status, may use the reserve
+                  `access.json`, its lock    cosmetic: those of the coordinator before lead to the same place
+    main worker   checkpoints                wait in memory, tried every second until there is room or a newer one
+                                             takes their place. At the end the run waits for 5 minutes at each of
+                                             writing and publishing; in vain, the exit code is 78. On a joined host
+                                             whose disk is full they are sent to the run's host from memory
+    agent         `workers.json`             cosmetic: written whole at the next start of a process
+                  logs of its processes      cosmetic: lost lines are counted, and the log says how many are missing
+                  `agent.log`                cosmetic: lines wait in memory
+                  `coordinator.log`          cosmetic: the coordinator is started without one
+
+What is cosmetic is told once.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+
+from paceline.custody import partial
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _LITTLE_BYTES = 1 << 16  # with less, files that SQLite cannot make or extend are taken to lack room
@@ -20,8 +40,7 @@ def free_bytes(path: Path) -> int | None:
     """What is free on the disk that a path is on, or would be; None where that cannot be known."""
     for place in (path, *path.parents):
         try:
-            found = os.statvfs(place)
-            return found.f_bavail * found.f_frsize
+            return partial.free_bytes(place)
         except OSError:
             continue
     return None

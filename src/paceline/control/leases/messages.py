@@ -24,8 +24,8 @@ class LeaseReport(msgspec.Struct, frozen=True):
     """All that matters of a worker's leases: those it holds, the one it is at (-1: none), those it has done and has not
     been told that they are remembered. `heard` is the number of the newest grant it knows, `wants` how many it would
     like to hold. The epoch has `num_leases` of `batch` samples, of which `begun` were done before the run was founded;
-    `length` samples in all. `is_finished`: it was told that all are done, and has gone on. All below `prefix` are done:
-    it was told that they are remembered, and speaks no more of its own among them."""
+    a whole epoch has `length` samples. `is_finished`: it was told that all are done, and has gone on. All below
+    `prefix` are done: it was told that they are remembered, and speaks no more of its own among them."""
 
     member: str
     epoch: int
@@ -60,9 +60,9 @@ class LeaseGrant(msgspec.Struct, frozen=True):
 
 def row_of(report: LeaseReport, done: LeaseDone, generation: int) -> StepRow:
     """A lease that is done, as a row of the run's database: as if leases were steps."""
-    position = done.lease * report.batch
+    position, per_epoch = done.lease * report.batch, -(-report.length // report.batch)
     return StepRow(
-        operation=report.epoch * report.num_leases + done.lease + 1,
+        operation=report.epoch * per_epoch + done.lease + 1,
         generation=generation,
         epoch=report.epoch,
         position=position,

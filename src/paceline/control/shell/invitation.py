@@ -190,13 +190,11 @@ def enter(text: str, *, deadline: Deadline) -> Ticket:
         elif is_loopback(code.address[0]):
             remedy = (
                 "is the run still going on? It listens on its own machine only: to let others join, start it with "
-                "--host ADDRESS, an address of that machine"
+                "--listen ADDRESS, an address of that machine"
             )
         raise AddressError(f"the invitation leads to nobody: {error}; {remedy}") from error
     except HandshakeRefused as error:
-        raise HandshakeRefused(
-            f"who is there now is not the run that made this invitation ({error}); {_AGAIN}"
-        ) from error
+        raise HandshakeRefused(f"another run answers at the address of this invitation ({error}); {_AGAIN}") from error
     try:
         visit = _Visit(code.token_id, code.token)
         answer = calls.call(connection, "enter", visit, answer_type=_Answer, deadline=deadline)
