@@ -4,8 +4,8 @@ A plain loop, a session alone, two workers in a session, and DistributedDataPara
 TensorDataset: a session's own, for the others torch's DataLoader. Step and batch are timed apart: a plain loop and DDP
 step on a batch that lies there, and once more on those of the DataLoader.
 
-The ways take turns in each round. A figure is the median over rounds of the median over the round's steps, of the
-slower worker, and what a target judges is a ratio to the plain loop within rounds: machines differ by more than two.
+The ways take turns in each round. A figure is the median over rounds of the mean over the round's steps, of the slower
+worker, and what a target judges is a ratio to the plain loop within rounds: machines differ by more than two.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIZES = {PLAIN: 1, ALONE: 1, TWO: 2, GLOO: 2}
 
 
 class Timed(NamedTuple):
-    """Medians of one worker over the steps of a round, in seconds."""
+    """Means of one worker over the steps of a round, in seconds."""
 
     step: float
     batch: float
@@ -95,7 +95,7 @@ def without_session(rank: int, size: int) -> Round:
     def one_round(num_steps: int) -> Timed:
         # As many of each, since a step after a batch of torch's loader finds less in the cache.
         alone = [_seconds(fixed) for _ in range(num_steps)]
-        return Timed(statistics.median(alone), _timed(batches, step, num_steps).batch)
+        return Timed(statistics.fmean(alone), _timed(batches, step, num_steps).batch)
 
     return one_round
 
@@ -107,7 +107,7 @@ def _timed(batches: Iterator[Any], step: Callable[[Any], object], num_steps: int
         batch = next(batches)
         fetched.append(time.perf_counter() - began)
         stepped.append(_seconds(functools.partial(step, batch)))
-    return Timed(statistics.median(stepped), statistics.median(fetched))
+    return Timed(statistics.fmean(stepped), statistics.fmean(fetched))
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -198,7 +198,7 @@ def test_a_coordinator_that_dies_before_the_step_counts_gets_it_again(host: Host
 def test_a_worker_that_dies_in_the_middle_leaves_nothing(host: Host, tmp_path: Path) -> None:
     write(tmp_path, contents(6))
     connection = host.connect("worker")
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "step-000000006").iterdir()}
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "step-000000006-op-6").iterdir()}
     deadline = Deadline(WAIT_S, "a test")
     calls.call(connection, "hold", sizes, deadline=deadline)
     connection.send("call", calls.CallBody("fill", b"\xc0"), deadline=deadline)  # type: ignore[arg-type]
@@ -323,7 +323,7 @@ def test_a_founder_on_another_host_starts_from_the_checkpoint_of_the_runs_host(h
     assert_same(saver.read(6), contents(6))
     saver.abandon_after(6)
     assert host.operations() == [6, 3]
-    assert told == ["skipped checkpoint: step-000000009: the run starts again from 6"]
+    assert told == ["skipped checkpoint: operation 9: the run starts again from 6"]
     assert not list((tmp_path / "guest" / "checkpoints").iterdir())
 
 
@@ -332,7 +332,7 @@ def test_a_bad_one_is_put_aside_at_the_runs_host(host: Host, tmp_path: Path) -> 
     saver = saver_of(host, tmp_path, told)
     for operation in (3, 6):
         write(host.checkpoints, contents(operation))
-    (host.checkpoints / "step-000000006" / "model.safetensors").write_bytes(b"bad")
+    (host.checkpoints / "step-000000006-op-6" / "model.safetensors").write_bytes(b"bad")
     newest = saver.newest()
     assert newest is not None
     assert_same(newest, contents(3))
@@ -373,7 +373,7 @@ def test_one_that_is_removed_while_it_is_fetched_is_complete_all_the_same(host: 
     connection = host.connect("worker")
     deadline = Deadline(WAIT_S, "a test")
     header, _ = calls.call(connection, "open", 3, deadline=deadline)
-    (host.checkpoints / "step-000000003").rename(host.checkpoints / "away")
+    (host.checkpoints / "step-000000003-op-3").rename(host.checkpoints / "away")
     for path in (host.checkpoints / "away").iterdir():
         path.unlink()
     partial = Partial(tmp_path)
@@ -496,7 +496,9 @@ def test_what_is_no_checkpoint_is_refused(host: Host) -> None:
         with pytest.raises(CallFailed, match="not the files of a checkpoint"):
             calls.call(connection, "hold", sizes, deadline=Deadline(WAIT_S, "a test"))
     with pytest.raises(CallFailed, match="no checkpoint of operation 5"):
-        calls.call(connection, "publish", {"operation": 5, "checksums": {}}, deadline=Deadline(WAIT_S, "a test"))
+        calls.call(
+            connection, "publish", {"step": 5, "operation": 5, "checksums": {}}, deadline=Deadline(WAIT_S, "a test")
+        )
     connection.send("call", calls.CallBody("fill", b"\xc0"), deadline=Deadline(WAIT_S, "a test"))  # type: ignore[arg-type]
     with pytest.raises(ConnectionLost):
         connection.receive(deadline=Deadline(WAIT_S, "a test"))

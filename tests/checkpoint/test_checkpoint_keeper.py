@@ -302,8 +302,8 @@ def test_the_last_and_the_best_stay(make: Make, tmp_path: Path) -> None:
             assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
         keeper.close()
         assert operations(tmp_path) == [5, 4, 2]
-        assert os.readlink(tmp_path / "latest") == "step-000000005"
-        assert os.readlink(tmp_path / "best") == "step-000000002"
+        assert os.readlink(tmp_path / "latest") == "step-000000005-op-5"
+        assert os.readlink(tmp_path / "best") == "step-000000002-op-2"
         assert partials(tmp_path) == []
 
 
@@ -312,7 +312,7 @@ def test_scores_outlive_the_process_and_may_come_late(make: Make, tmp_path: Path
         publish(keeper, 1)
         keeper.score(1, 0.2)
         keeper.close()
-        assert os.readlink(tmp_path / "best") == "step-000000001"
+        assert os.readlink(tmp_path / "best") == "step-000000001-op-1"
     with make(keep_last=1) as keeper:
         publish(keeper, 2)
         keeper.score(2, 0.3)
@@ -391,8 +391,8 @@ def test_a_kill_at_any_moment_leaves_good_checkpoints(tmp_path: Path) -> None:
         assert found is not None
         assert found.operation >= heard[-1]
         assert skipped == []
-        for path, operation in find(tmp_path):
-            assert_same(read(path), contents(operation))
+        for one in find(tmp_path):
+            assert_same(read(one.path), contents(one.operation))
         assert (tmp_path / "latest").is_dir()
         assert (tmp_path / "best").is_dir()
     sweep(tmp_path)
@@ -457,7 +457,7 @@ from pathlib import Path
 from paceline.checkpoint import Contents, CheckpointWriter
 keeper = CheckpointWriter(Path(sys.argv[1]))
 big = {"w": torch.ones(4_000_000)}
-keeper.take(Contents(run="r", operation=1, epoch=0, position=0, model=big))
+keeper.take(Contents(run="r", step=1, operation=1, epoch=0, position=0, model=big))
 keeper.settle(1)
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
@@ -52,6 +52,11 @@ def alike(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
+def is_unusual(tensor: torch.Tensor) -> bool:
+    return tensor.ndim == 5 and tensor.stride() != tensor.new_empty(tensor.shape).stride()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(st.data())
 def test_rows_are_what_the_samples_collate_to(data: st.DataObject) -> None:
     columns = data.draw(st.lists(tensors(), min_size=1, max_size=3))
@@ -64,7 +69,7 @@ def test_rows_are_what_the_samples_collate_to(data: st.DataObject) -> None:
     assert alike(BatchMaker(dataset, 0, None, num_workers=0).collate(BatchSpec((0, 0), 0, tuple(indices))), expected)
     found = read_rows(dataset, np.array(indices))
     if found is None:  # one by one, where that may give something else
-        assert min(chosen or [0]) < 0 or any(one.ndim == 5 and not one.is_contiguous() for one in columns)
+        assert min(chosen or [0]) < 0 or any(is_unusual(one) for one in columns)
     else:
         assert alike(found, expected)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoint import Contents, newest_good
+from paceline.checkpoint import Contents, find, newest_good
 from paceline.control.journal.journal import JournalError, MemberRow
 from paceline.control.journal.reader import RunReader
 from paceline.testing.eventually import eventually
@@ -78,7 +78,7 @@ def newest(folder: Path) -> Contents:
 
 
 def operations_in(folder: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+    return sorted(found.operation for found in find(folder / "checkpoints"))
 
 
 class Run:
@@ -106,7 +106,7 @@ class Run:
 
     def run(self, *options: str, host: int = 0, folder: str = "head") -> subprocess.Popen[bytes]:
         self.folder = self.place / folder / "counted"
-        own = ("--folder", str(self.place / folder), "--name", "counted", "--host", self.lab.hosts[host].address)
+        own = ("--folder", str(self.place / folder), "--name", "counted", "--listen", self.lab.hosts[host].address)
         return self.start(self.lab.hosts[host], "run", "--plain", *own, *options, *self.script)
 
     def join(self, host: int, folder: str, *options: str, by: int = 0) -> subprocess.Popen[bytes]:

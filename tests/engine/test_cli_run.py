@@ -123,7 +123,7 @@ def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path) -> None:
         (["-n", "0", script], "-n 0"),
         (["-n", "2", "--max", "1", script], "--max 1"),
         (["--name", "../up", script], "cannot be a folder's name"),
-        (["--host", "0.0.0.0", script], "--host 0.0.0.0"),
+        (["--listen", "0.0.0.0", script], "--listen 0.0.0.0"),
         (["--resume", "--name", "gone", script], "no run 'gone'"),
         (["--resume", script], "no run in"),
     ]:

@@ -181,7 +181,7 @@ def run_case(folder: Path, case: Case) -> None:
         send_to_all(command, case)
         code = command.wait()
         assert code == 128 + case.number, command.err
-        assert "was interrupted\ngo on after operation" in command.err
+        assert "was interrupted\ngo on after step" in command.err
         assert "  paceline run --resume " in command.err
         assert "Traceback" not in command.err, command.err
     num_epochs = check_interrupted(folder) + 2

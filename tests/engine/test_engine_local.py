@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from paceline import engine
+from paceline.control.exit_codes import exit_words
 from paceline.control.shell.ticket import Ticket
 from paceline.engine import reaper as script_of_reaper
-from paceline.engine.base import Process, exit_words
+from paceline.engine.base import Process
 from paceline.engine.local import Job, LocalEngine
 from paceline.engine.output import Output
 from paceline.engine.reaper_handle import ReaperHandle, guarded

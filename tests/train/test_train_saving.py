@@ -18,7 +18,9 @@ from paceline.train.session import Session
 
 def contents_of(operation: int) -> Contents:
     model = {"weight": torch.full((3,), float(operation))}
-    return Contents(run="r", operation=operation, epoch=0, position=operation, model=model, state={}, plan={})
+    return Contents(
+        run="r", step=operation, operation=operation, epoch=0, position=operation, model=model, state={}, plan={}
+    )
 
 
 def checkpoint_of(folder: Path, operation: int) -> None:
@@ -52,7 +54,7 @@ def test_a_last_state_that_is_published_when_the_worker_closes_is_saved(tmp_path
 
 
 def damage(folder: Path, operation: int) -> None:
-    file = folder / f"step-{operation:09d}" / "model.safetensors"
+    file = folder / f"step-{operation:09d}-op-{operation}" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
 
 
@@ -78,7 +80,10 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: P
     for _ in range(2):  # also not when it is tried again
         with pytest.raises(CorruptCheckpoint, match="none of the run's checkpoints can be read") as caught:
             trained(tmp_path, 2)
-        assert all(f"step-{operation:09d}/model.safetensors: its checksum" in str(caught.value) for operation in there)
+        assert all(
+            f"step-{operation:09d}-op-{operation}/model.safetensors: its checksum" in str(caught.value)
+            for operation in there
+        )
         assert "begins anew" in str(caught.value)
     assert [found.operation for found in find(tmp_path)] == there
     for found in find(tmp_path):
@@ -96,9 +101,9 @@ def test_damaged_checkpoints_are_put_aside_for_an_older_one_and_the_log_says_so(
     assert progress is not None
     told = [remark.text for remark in progress.lines if "put aside" in remark.text]
     assert len(told) == 1
-    assert told[0].startswith(f"unreadable, put aside: step-{newest:09d}: ")
+    assert told[0].startswith(f"unreadable, put aside: step-{newest:09d}-op-{newest}: ")
     assert "checksum" in told[0]
-    assert (tmp_path / f"corrupt-step-{newest:09d}").exists()
+    assert (tmp_path / f"corrupt-step-{newest:09d}-op-{newest}").exists()
     assert older[0] in [found.operation for found in find(tmp_path)]
 
 
@@ -107,6 +112,6 @@ def test_the_last_checkpoint_that_is_left_is_not_put_aside(tmp_path: Path) -> No
     checkpoint_of(tmp_path, 3)
     saver = saving.Saver(Checkpoints(), tmp_path, lambda *_: None)
     damage(tmp_path, 3)
-    with pytest.raises(CorruptCheckpoint, match=r"cannot go on: .*step-000000003"):
+    with pytest.raises(CorruptCheckpoint, match=r"cannot go on: .*step-000000003-op-3"):
         saver.read(3)
     assert saver.newest_name() == 3

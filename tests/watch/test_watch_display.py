@@ -35,8 +35,8 @@ def test_a_terminal_gets_header_members_and_events(tmp_path: Path) -> None:
             shown.see("gone: 1 died")
             shown.see("died worker bbbbbbbb: process 2 was killed by signal 9")
             shown.see("plan: generation 2 (recover): aaaaaaaa")
-            writer.event("checkpoint", "", "step-000000008")
-            shown.see("checkpoint: step-000000008")
+            writer.event("checkpoint", "", "step-000000008-op-8")
+            shown.see("checkpoint: step-000000008-op-8")
             writer.say("ended", "all members reached the end", ended=str(START + 75))
             last = shown.stop()
     assert "ended" in last.rsplit("digits", 1)[1], "the last state is shown once more"

@@ -203,3 +203,19 @@ def test_processes_that_have_not_joined_are_shown(tmp_path: Path, monkeypatch: p
         writer.say("ended")
         with RunReader(tmp_path) as reader:
             assert "being started" not in drawn(reader)
+
+
+def test_workers_of_this_machine_are_called_as_their_output_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others the id is shown: their slots are numbered on their own machine."""
+    name = "ab" * 8
+    with writing(tmp_path) as writer:
+        writer.say("running")
+        writer.member(name, rank=0)
+        writer.event("dead", name, "it was killed")
+        (tmp_path / LABELS_FILE).write_text(json.dumps({"slots": {"w1": [2, 4711]}}))
+        for host, label in (("lab-1", "w1"), ("lab-2", name[:8])):
+            monkeypatch.setattr("platform.node", lambda host=host: host)
+            with RunReader(tmp_path) as reader:
+                shown = drawn(reader)
+            assert f"died worker {label}: it was killed" in shown
+            assert any(line.split()[:2] == ["0", label] for line in shown.splitlines())

@@ -113,12 +113,7 @@ class Group:
     def regroup(self, ranks: Sequence[int], *, forming_s: float = FORMING_S) -> Group:
         """A new group over these ranks of this one, in the order given, in the same processes. Works while this group
         does, and after it failed; not after `close`. All of `ranks` must call it with the same list."""
-        if self.rank not in ranks:
-            raise ValueError(
-                f"rank {self.rank} is not in {list(ranks)}; only members of the new group may call regroup"
-            )
-        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
-            raise ValueError(f"{list(ranks)} are not distinct ranks of 0..{self.size - 1}")
+        arguments.check_ranks(ranks, self.rank, self.size)
         members = tuple(self.cards[rank].member for rank in ranks)
         name = succession.name_of_next(self.name, members, self._num_followers[members])
         following = self._form_next(ranks, name, self.timeout_s, forming_s)

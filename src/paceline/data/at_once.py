@@ -52,9 +52,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
-        and (tensor.ndim <= _MOST_DIMENSIONS or tensor.is_contiguous())
+        and (tensor.ndim <= _MOST_DIMENSIONS or _is_laid_out_plainly(tensor))
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
+
+
+def _is_laid_out_plainly(tensor: torch.Tensor) -> bool:
+    """Also in dimensions of size 1, whose strides `is_contiguous` ignores, and by which stacking guesses a layout."""
+    return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
 
 class ItemReader:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from paceline.control.exit_codes import HALTED
+from paceline.custody import names
 from paceline.testing.chaos import expecting, heads
 from paceline.testing.chaos.expecting import evicts, hosts_of
 from paceline.testing.chaos.schedule import Fault, FaultKind
@@ -272,7 +273,7 @@ def term(stage: ChaosRun, _: Fault) -> Hit:
 
 
 def _newest_checkpoint(stage: ChaosRun) -> str:
-    return max((path.name for path in (stage.folder / "checkpoints").glob("step-*")), default="")
+    return next((found.path.name for found in names.find(stage.folder / names.FOLDER)), "")
 
 
 def wait_ended(

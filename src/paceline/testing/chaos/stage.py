@@ -198,7 +198,7 @@ class ChaosRun:
         servers = schedule.servers_on(0)
         words = ["run", "--plain", "-n", str(schedule.workers), "--restarts", "1000"]
         words += ["--folder", str(self.runs), "--name", NAME]
-        words += ["--host", self._hosts[0].address] if self._hosts else []
+        words += ["--listen", self._hosts[0].address] if self._hosts else []
         words += ["--servers", str(servers), "--replicas", str(schedule.replicas)] if servers else []
         words += ["--resume"] if resume else []
         return self.paceline(0, *words, *self.script(), workers=schedule.workers, servers=servers)
