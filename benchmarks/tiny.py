@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
-from paceline.testing.coordinating import coordinator
 from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from benchmarks.common import Benchmark, Found, Option, Target, median, ratio, turns
+from benchmarks.common.coordinating import coordinator
 from benchmarks.common.models import plain_step
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.control.shell import ticket as tickets

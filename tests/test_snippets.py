@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from paceline.cli.bench.app import ScriptOrCommand
 from paceline.cli.main import app
 from tests.snippets import LANGUAGES, PAGES, ROOT, PageRun, Snippet, commands_of, snippets_of
 
@@ -64,7 +65,7 @@ def parse(words: list[str]) -> None:
     """By the command line's own parser, without doing it."""
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
-        name, *words = words
+        name, *words = command.with_command(words) if isinstance(command, ScriptOrCommand) else words
         assert name in command.commands, f"paceline has no command {name!r}"
         command = command.commands[name]
     command.make_context(command.name, words)
