@@ -44,7 +44,9 @@ def take_snapshots(num_bytes: int, num_rounds: int, folder: Path) -> tuple[list[
     copies, takes = [], []
     with CheckpointWriter(folder, keep_last=1) as keeper:
         for operation in range(num_rounds + 1):
-            contents = Contents(run="bench", operation=operation, epoch=0, position=0, model=model, state=state)
+            contents = Contents(
+                run="bench", step=operation, operation=operation, epoch=0, position=0, model=model, state=state
+            )
             if operation == 0:
                 keeper.reserve(contents)
             began = time.perf_counter()

@@ -26,10 +26,10 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.common import Benchmark, Found, Option, Skipped, Target, median, with_worst
+from benchmarks.common.fleet import Fleet, FleetStep
 from paceline.control.journal.journal import MemberRow
 from paceline.control.machines.coordinator_events import RunSettings
 from paceline.testing import netlab
-from paceline.testing.fleet import Fleet, FleetStep
 from paceline.testing.netlab import Netlab
 
 STEP_S = 0.02

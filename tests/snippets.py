@@ -158,7 +158,9 @@ class PageRun:
         deadline = time.monotonic() + DEADLINE_S
         while (last := self._ended(self._start(snippet.code)))[0] != 0:
             assert time.monotonic() < deadline, f"{self._page.name}:{snippet.line}: {snippet.code}: {last}"
-            time.sleep(0.1)
+            for process, started in self._background:
+                assert process.poll() is None, f"{self._page.name}:{started.line}: {self._ended(process)}"
+            time.sleep(0.3)
 
     def _start(self, code: str) -> subprocess.Popen[str]:
         for name, value in self._values.items():

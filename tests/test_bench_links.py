@@ -120,7 +120,7 @@ def test_names_of_other_hosts_are_fit_for_a_terminal() -> None:
     [
         (["--hosts", "1"], "--hosts 1"),
         (["--wait", "0"], "--wait 0"),
-        (["--host", "0.0.0.0"], "every address of this machine"),
+        (["--listen", "0.0.0.0"], "every address of this machine"),
         (["--join", "paceline-join1:abc"], "it does not start with paceline-links1:"),
         (["--join", "paceline-links1:abcd"], "cut or changed"),
         (["--json", "/nonexistent/folder/out.json"], "there is no folder"),
@@ -188,7 +188,7 @@ def test_three_hosts_print_the_same_table_and_name_the_slow_one(tmp_path: Path) 
     with Netlab(3, rate="1gbit") as lab:
         lab.hosts[2].set_rate("20mbit")
         address = lab.hosts[0].address
-        first = paceline(lab.hosts[0], "--hosts", "3", "--host", address, "--name", "a", "--json", str(path))
+        first = paceline(lab.hosts[0], "--hosts", "3", "--listen", address, "--name", "a", "--json", str(path))
         code = line_of(first.stdout)
         others = [
             paceline(host, "--join", "-", "--name", name) for host, name in zip(lab.hosts[1:], ("b", "c"), strict=True)

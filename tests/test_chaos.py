@@ -214,7 +214,10 @@ def test_a_checkpoint_that_lacks_what_its_cursor_says_is_found(tmp_path: Path) -
         weights = counts.clone()
         weights[oracle.LENGTH] += change
         write(
-            tmp_path, Contents(run="r", operation=operation, epoch=2, position=64, model={"counts": weights}, state={})
+            tmp_path,
+            Contents(
+                run="r", step=operation, operation=operation, epoch=2, position=64, model={"counts": weights}, state={}
+            ),
         )
     (text,) = checks.checkpoints(tmp_path, Schedule(Mode.ALLREDUCE), is_exact=True)
     assert "step-000000002" in text
@@ -225,7 +228,10 @@ def test_a_checkpoint_that_lacks_a_lease_of_its_record_is_found(tmp_path: Path) 
     for operation, prefix in ((1, 2), (2, 3)):
         state = {"leases": {"0": [1, prefix, []], "1": [1, 4, []]}}
         write(
-            tmp_path, Contents(run="r", operation=operation, epoch=1, position=0, model={"counts": counts}, state=state)
+            tmp_path,
+            Contents(
+                run="r", step=operation, operation=operation, epoch=1, position=0, model={"counts": counts}, state=state
+            ),
         )
     (text,) = checks.checkpoints(tmp_path, Schedule(Mode.ASYNC, servers=1), is_exact=True)
     assert "step-000000002" in text
@@ -259,7 +265,7 @@ def test_the_history_of_a_run_that_lost_its_host_is_in_two_databases_and_a_check
     paths = []
     for held, operations in ((7, (5, 6, 7)), (6, (6, 7))):
         state = {"unrecorded": msgspec.msgpack.encode([step_row(one) for one in operations])}
-        contents = Contents(run="r", operation=held, epoch=0, position=0, model={}, state=state)
+        contents = Contents(run="r", step=held, operation=held, epoch=0, position=0, model={}, state=state)
         paths.append(write(tmp_path / "held", contents))
     whole, lacking = (Past(tmp_path / "lost", path) for path in paths)
     assert not list(checks.recorded(tmp_path / "heir", {1: final(1)}, [whole]))

@@ -14,7 +14,7 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 # From the ground up. Floors in one row know nothing of each other.
 FLOORS = [
-    {"errors"},
+    {"errors", "fault_points"},
     {"wire"},
     {"placement", "custody"},
     {"control"},

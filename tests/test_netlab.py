@@ -19,6 +19,7 @@ from typing import TypeVar
 import pytest
 
 from paceline.testing import netlab
+from paceline.testing.eventually import eventually
 from paceline.testing.netlab import Host, Netlab, NetlabError
 
 T = TypeVar("T")
@@ -109,15 +110,6 @@ def not_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return stat.rpartition(")")[2].split()[0] == "Z"
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def start_script(script: str) -> subprocess.Popen[str]:
@@ -300,7 +292,7 @@ def test_run_kills_the_whole_command_after_its_timeout(lab: Netlab, tmp_path: Pa
     script = f"sleep 300 & echo $! > {pid_file}; wait; true"
     with pytest.raises(subprocess.TimeoutExpired):
         lab.hosts[0].run(["sh", "-c", script], timeout_s=1.0)
-    assert eventually(lambda: not_running(int(pid_file.read_text())))
+    eventually(lambda: not_running(int(pid_file.read_text())), "what ran inside ends")
 
 
 @needs_netlab

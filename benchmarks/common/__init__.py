@@ -4,7 +4,9 @@ benchmark.py  options, the quick form, the end: tables, targets, JSON with the m
 targets.py    what a figure must come to, beside what
 figures.py    contenders in turns; medians, ratios within rounds, and how they are written
 models.py     networks that several benchmarks train
-slowness.py   processes and machines made slower; coordinating.py  a coordinator without an agent
+slowness.py   processes and machines made slower
+fleet.py      a run over several hosts, by the commands that a person types
+coordinating.py  a coordinator without an agent
 plots.py      lines in a picture, where matplotlib is installed
 """
 

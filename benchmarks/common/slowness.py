@@ -4,11 +4,11 @@
         quota.add(pid)
         quota.limit(0.25)              of one core; None for no limit. May change at any time
 
-    with slowed(lambda: 4.0): ...      in this process, computing takes four times as long: it sleeps in between
+    slowed(loss_fn, lambda: 4.0)       a loss function whose steps take four times as long to compute: it sleeps after
 
 A quota slows down everything that a process does, whatever it runs, and needs the right to make cgroups (root, or a
 folder that was delegated); `quota_obstacle` says why there is none. Sleeping needs nothing, but slows down only what
-`Updater` computes.
+is computed forward and backward.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import functools
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paceline.errors import PacelineError
-from paceline.strategy.updater import Updater
 
 # The kernel takes no less for either; the shorter they are, the less a slow process stands still at a time.
 _LEAST_US = 1_000
@@ -136,20 +137,20 @@ def _existing(mount: Path, own: str) -> Path:
     return path if path.is_dir() and os.access(path, os.W_OK) else mount
 
 
-@contextlib.contextmanager
-def slowed(factor: Callable[[], float]) -> Iterator[None]:
-    """Until the end of the block, `Updater.compute` takes `factor()` times as long in this process."""
-    usual = Updater.compute
+def slowed(loss_fn: Callable[..., torch.Tensor], factor: Callable[[], float]) -> Callable[..., torch.Tensor]:
+    """The same loss, of which forward and backward together take `factor()` times as long in this process."""
+    engine: Any = torch.autograd.Variable._execution_engine
 
-    @functools.wraps(usual)
-    def slow(self: Updater, *arguments: Any, **named: Any) -> Any:
+    @functools.wraps(loss_fn)
+    def slow(*batch: Any, **named: Any) -> torch.Tensor:
         began = time.monotonic()
-        result = usual(self, *arguments, **named)
-        time.sleep(max(0.0, factor() - 1.0) * (time.monotonic() - began))
-        return result
+        loss = loss_fn(*batch, **named)
 
-    Updater.compute = slow  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Updater.compute = usual  # type: ignore[method-assign]
+        def sleep() -> None:
+            time.sleep(max(0.0, factor() - 1.0) * (time.monotonic() - began))
+
+        if loss.requires_grad:  # called when backward begins, what it queues when backward is over
+            loss.register_hook(lambda _: engine.queue_callback(sleep))  # type: ignore[no-untyped-call]
+        return loss
+
+    return slow

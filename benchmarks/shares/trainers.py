@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -145,20 +144,20 @@ def with_session(
         attempt[0] = len(x)
         return work.loss(work.model, x, y)
 
-    with slowed(lambda: 1.0 + work.owed()) if work.owed() else contextlib.nullcontext():
-        began = 0.0
-        for epoch in session.epochs(1):
-            for batch in epoch:
-                if len(shares) == NUM_WARM:
-                    began = time.monotonic()
-                attempt[0] = 0
-                session.step(loss_fn, batch)
-                shares.append(attempt[0])
-                done = len(shares) - NUM_WARM
-                if speaks and 0 < done < num_steps and done % change_every == 0:
-                    say(done)
-        seconds = time.monotonic() - began
-        session.close()
+    loss = slowed(loss_fn, lambda: 1.0 + work.owed()) if work.owed() else loss_fn
+    began = 0.0
+    for epoch in session.epochs(1):
+        for batch in epoch:
+            if len(shares) == NUM_WARM:
+                began = time.monotonic()
+            attempt[0] = 0
+            session.step(loss, batch)
+            shares.append(attempt[0])
+            done = len(shares) - NUM_WARM
+            if speaks and 0 < done < num_steps and done % change_every == 0:
+                say(done)
+    seconds = time.monotonic() - began
+    session.close()
     return Trained(seconds, num_steps, shares)
 
 

@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline.c10d
 from paceline import errors
-from paceline.collective import Group, succession
+from paceline.collective import group, succession
 from paceline.store.torch_store import _kept
+from paceline.testing import faults
 from paceline.testing.crew import Crew, say
-from paceline.wire.connection import Connection
 from tests.c10d import worlds
 from tests.c10d.worlds import each, free_port, init, total, wait_for_the_end_of_threads
 
@@ -110,14 +110,19 @@ def test_regroup_ends_the_groups_over_parts_of_the_world(crew: Crew) -> None:
     assert crew.finish([0, 1]) == [(3.0, 2)] * 2
 
 
+def die_at_order(_: None, number: int) -> None:
+    """When it is about to tell the number-th of the others to go on."""
+    strike = faults.nth(number, faults.die)
+    faults.arm(succession.ORDERING, lambda order: strike() if order == succession.Go.__name__ else None)
+
+
 def regroup_through_a_death(_: None, rank: int, where: str) -> tuple[float, int]:
     """Rank 0 dies when the next group is there, and before it has told anybody to go on with it."""
     init(rank, where)
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(3 + rank))
     if rank == 0:
-        changed: Any = succession
-        changed.Go = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        die_at_order(None, 1)
     paceline.c10d.regroup(timeout=timedelta(seconds=20))
     found = total(), dist.get_world_size()
     dist.barrier()
@@ -169,15 +174,7 @@ def test_who_does_not_come_is_named_and_may_come_later(crew: Crew, absent: int) 
 
 def fail_once(_: None) -> None:
     """The next group that this process forms is there, and then is not."""
-    original: Any = Group.form
-
-    def form(*arguments: Any, **named: Any) -> Any:
-        changed.form = original
-        original(*arguments, **named).close()
-        raise errors.GroupAborted("not in the mood")
-
-    changed: Any = Group
-    changed.form = form
+    faults.arm(group.FORMED, faults.nth(1, lambda: faults.fail(errors.GroupAborted("not in the mood"))))
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -186,21 +183,6 @@ def test_a_group_that_is_there_on_some_only_is_formed_again(crew: Crew, who: int
     crew.finish()
     crew.run(fail_once, ranks=[who])
     assert crew.run(regroup_and_end) == [(6.0, 3)] * 3
-
-
-def die_between_two_orders(_: None) -> None:
-    original = Connection.send
-    sent: list[Any] = []
-
-    def send(self: Connection, kind: str, body: Any, *arguments: Any, **named: Any) -> None:
-        if isinstance(body, succession.Go):
-            sent.append(body)
-            if len(sent) == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-        original(self, kind, body, *arguments, **named)
-
-    changed: Any = Connection
-    changed.send = send
 
 
 def regroup_until_all_work(_: None) -> tuple[float, int]:
@@ -218,7 +200,7 @@ def regroup_until_all_work(_: None) -> tuple[float, int]:
 def test_those_who_went_on_with_a_dead_leader_come_back_to_those_who_did_not(crew: Crew) -> None:
     each(crew, fail_together, f"file://{worlds.new_file()}")
     crew.finish()
-    crew.run(die_between_two_orders, ranks=[0])
+    crew.run(die_at_order, 2, ranks=[0])
     crew.start(regroup_until_all_work)
     assert crew.finish([1, 2]) == [(3.0, 2)] * 2
 
@@ -246,41 +228,37 @@ def test_a_world_that_is_gone_cannot_regroup(crew: Crew) -> None:
 STAND_STILL_S = 0.3
 
 
-class Fault:
-    """Kills or stops its own process when it sends or receives on a connection for the `moment`-th time."""
+class Strike:
+    """Kills or stops its own process, once."""
 
-    def __init__(self, action: signal.Signals, moment: int) -> None:
+    def __init__(self, action: signal.Signals) -> None:
         self._action = action
-        self._left = moment
-        changed: Any = Connection
-        for name in ("send_all", "receive_all"):
-            setattr(changed, name, self._counting(getattr(Connection, name)))
+        self.is_over = False
 
-    def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            self._left -= 1
-            if self._left == 0:
-                self.strike()
-            return original(*arguments)
-
-        return call
-
-    def strike(self) -> None:
-        self._left = 0
-        say("now")
-        os.kill(os.getpid(), self._action)
+    def __call__(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            say("now")
+            os.kill(os.getpid(), self._action)
 
 
 def regroup_until(_: None, rank: int, where: str, hosts: str, left: int, fault: tuple[int, int] | None) -> Any:
+    """The fault is a signal, and how often bytes are sent or received on new connections before that."""
     num_open = len(os.listdir("/proc/self/fd"))
     init(rank, where, len(hosts), host_label=hosts[rank])
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(3 + rank))
-    ours = Fault(signal.Signals(fault[0]), fault[1]) if fault is not None else None
+    if fault is None:
+        return regroup_until_left(rank, left, lambda: None, num_open)
+    strike = Strike(signal.Signals(fault[0]))
+    with faults.traffic(faults.nth(fault[1], strike)):
+        return regroup_until_left(rank, left, strike, num_open)
+
+
+def regroup_until_left(rank: int, left: int, strike: Callable[[], None], num_open: int) -> Any:
     while True:
         paceline.c10d.regroup(timeout=timedelta(seconds=30))
-        if ours is not None and ours._left > 0:
-            ours.strike()
+        strike()  # at the latest
         try:
             found = [total() for _ in range(3)]
             everybody: list[Any] = [None] * dist.get_world_size()

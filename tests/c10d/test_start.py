@@ -15,7 +15,8 @@ import pytest
 
 from paceline import store
 from paceline.engine.local import free_port
-from tests.engine.commands import completed, eventually, paceline, write_script
+from paceline.testing.eventually import eventually
+from tests.engine.commands import completed, paceline, write_script
 
 SOURCE = str(Path(store.__file__).resolve().parents[2])
 pytestmark = pytest.mark.timeout(100)

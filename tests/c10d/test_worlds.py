@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -32,6 +31,7 @@ from paceline.store import StoreClient, StoreInvitation, StoreServer
 from paceline.store.torch_store import TorchStore
 from paceline.testing import netlab
 from paceline.testing.crew import Crew, say
+from paceline.testing.eventually import eventually
 from paceline.testing.netlab import Netlab
 from paceline.wire.deadline import Deadline
 from tests.c10d import worlds
@@ -216,20 +216,25 @@ def test_a_wait_that_was_interrupted_leaves_nothing_for_the_next_call() -> None:
             client.close()
 
 
-def test_the_first_rank_looks_for_a_newcomer_that_has_just_gone_on(monkeypatch: pytest.MonkeyPatch) -> None:
+class LooksTooEarly(_Board):
+    """Finds nobody at first, and looks again when the other has gone on."""
+
+    def __init__(self, store: HashStore, *others: Any) -> None:
+        super().__init__(store, *others)
+        self.looks: list[str] = []
+
+    def _comes(self, key: str) -> bool:
+        self.looks.append(key)
+        if len(self.looks) > 1:
+            return super()._comes(key)
+        eventually(lambda: not self._store.check(["here/1"]), "the other has taken its card away")
+        return False
+
+
+def test_the_first_rank_looks_for_a_newcomer_that_has_just_gone_on() -> None:
     """Between its look for the other's card, in vain, and for a new key, the other left the card and took its key."""
     store = HashStore()
-    boards = [_Board(store, rank, 2, Deadline(10.0, "test")) for rank in range(2)]
-    come = boards[0]._comes
-    looks: list[str] = []
-
-    def look_too_early(key: str) -> bool:
-        looks.append(key)
-        while len(looks) == 1 and store.check(["here/1"]):
-            time.sleep(0.01)
-        return len(looks) > 1 and come(key)
-
-    monkeypatch.setattr(boards[0], "_comes", look_too_early)
+    first, second = LooksTooEarly(store, 0, 2, Deadline(10.0, "test")), _Board(store, 1, 2, Deadline(10.0, "test"))
 
     def form(board: _Board) -> list[int]:
         board.sit_down()
@@ -237,8 +242,8 @@ def test_the_first_rank_looks_for_a_newcomer_that_has_just_gone_on(monkeypatch: 
         return board.exchange("number", board._rank, int)
 
     with ThreadPoolExecutor() as pool:
-        assert list(pool.map(form, boards)) == [[0, 1]] * 2
-    assert len(looks) == 2
+        assert list(pool.map(form, [first, second])) == [[0, 1]] * 2
+    assert len(first.looks) == 2
 
 
 def alone(_: None) -> list[float]:
@@ -547,7 +552,4 @@ def test_a_store_keeps_no_connection_of_a_thread_that_has_ended() -> None:
             thread.start()
             thread.join()
         assert client.add("count", 0) == 10
-        deadline = Deadline(10.0, "the end of what they had")
-        while len(server._connections) > 1:
-            deadline.check("connections to end")
-            time.sleep(0.01)
+        eventually(lambda: len(server._connections) == 1, "the connections of the others end")

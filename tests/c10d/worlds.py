@@ -7,7 +7,6 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch.distributed as dist
 
 import paceline.c10d
 from paceline.testing.crew import Crew
-from paceline.wire.deadline import Deadline
+from paceline.testing.eventually import eventually
 
 TIMEOUT = timedelta(seconds=60)
 Program = Callable[[dist.ProcessGroup], Any]
@@ -102,8 +101,9 @@ def total() -> float:
 
 
 def wait_for_the_end_of_threads() -> None:
-    deadline = Deadline(10.0, "the end of all worlds")
     lasting = "paceline-guardian"  # one a process, for as long as it lives
-    while any(thread.name.startswith("paceline") and thread.name != lasting for thread in threading.enumerate()):
-        deadline.check("threads to end")
-        time.sleep(0.01)
+
+    def have_ended() -> bool:
+        return not any(one.name.startswith("paceline") and one.name != lasting for one in threading.enumerate())
+
+    eventually(have_ended, "the threads of all worlds end")

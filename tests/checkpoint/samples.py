@@ -12,6 +12,7 @@ from paceline.checkpoint import Contents
 def contents(operation: int = 7, **changed: Any) -> Contents:
     fields: dict[str, Any] = {
         "run": "night",
+        "step": operation,
         "operation": operation,
         "epoch": 2,
         "position": 640,

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from paceline.checkpoint import CheckpointWriter, SaveStage, find, read, write
 from paceline.checkpoint.pending import Pending
-from paceline.checkpoint.stores import DistantStore, LocalStore
+from paceline.checkpoint.stores import DistantStore
 from paceline.custody import depot as depots
-from paceline.custody import moving
 from paceline.custody.custodian import Custodian, LogPiece, Shared
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
 from paceline.custody.partial import PREFIX, Partial
 from paceline.custody.shelf import RetentionRules
-from paceline.errors import AddressError, CallFailed, ConnectionLost, DiskFull, Evicted, WireError
+from paceline.errors import AddressError, CallFailed, ConnectionLost, Evicted, WireError
+from paceline.testing import faults
 from paceline.train.saving import Checkpoints, Saver
 from paceline.wire import calls
 from paceline.wire.connection import Connection
@@ -32,6 +30,7 @@ from paceline.wire.handshake import Visitor
 from tests.checkpoint.samples import assert_same, contents
 
 WAIT_S = 20.0
+FILE_BYTES = 400  # what is longer than that on the wire is a piece of a file
 
 
 class Host:
@@ -131,23 +130,19 @@ def lose_before_it_counts(keeper: CheckpointWriter, host: Host, operation: int) 
     return pending
 
 
-def in_middle_of_sending(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
-    """Once, when some bytes of a checkpoint have gone."""
-    real = moving.send_pieces
-    done: list[str] = []
+@contextlib.contextmanager
+def lost_in_middle_of_sending(host: Host) -> Iterator[None]:
+    """The run's host hangs up once, when one file of a checkpoint has gone and the next is about to."""
+    is_done = threading.Event()
 
-    def send(
-        connection: Connection, pieces: Iterable[memoryview], num_bytes: int, what: str, between: Callable[[], None]
-    ) -> str:
-        def step() -> None:
-            if not done and what == "state.safetensors":
-                done.append(what)
-                happens()
-            between()
+    def lose() -> None:
+        is_done.set()
+        host.hang_up()
 
-        return real(connection, pieces, num_bytes, what, step)
-
-    monkeypatch.setattr(moving, "send_pieces", send)
+    second = faults.nth(2, lose)
+    with faults.traffic(lambda num_bytes: second() if num_bytes >= FILE_BYTES else None):
+        yield
+    assert is_done.is_set()
 
 
 # -- bringing --------------------------------------------------------------------------------------------------------
@@ -187,9 +182,8 @@ def test_scores_are_kept_at_the_runs_host(host: Host) -> None:
         assert_same(read(host.checkpoints / "best"), contents(1))
 
 
-def test_a_coordinator_that_dies_in_the_middle_gets_it_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    with keeping(host) as keeper:
-        in_middle_of_sending(monkeypatch, host.hang_up)
+def test_a_coordinator_that_dies_in_the_middle_gets_it_again(host: Host) -> None:
+    with lost_in_middle_of_sending(host), keeping(host) as keeper:
         assert publish(keeper, 6) is SaveStage.PUBLISHED
         assert_same(read(host.checkpoints / "latest"), contents(6))
         assert not host.partials()
@@ -204,7 +198,7 @@ def test_a_coordinator_that_dies_before_the_step_counts_gets_it_again(host: Host
 def test_a_worker_that_dies_in_the_middle_leaves_nothing(host: Host, tmp_path: Path) -> None:
     write(tmp_path, contents(6))
     connection = host.connect("worker")
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "step-000000006").iterdir()}
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "step-000000006-op-6").iterdir()}
     deadline = Deadline(WAIT_S, "a test")
     calls.call(connection, "hold", sizes, deadline=deadline)
     connection.send("call", calls.CallBody("fill", b"\xc0"), deadline=deadline)  # type: ignore[arg-type]
@@ -215,15 +209,8 @@ def test_a_worker_that_dies_in_the_middle_leaves_nothing(host: Host, tmp_path: P
     assert (host.operations(), host.partials()) == ([], [])
 
 
-def test_bytes_that_change_on_the_way_are_not_published(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    with keeping(host) as keeper:
-        real = moving.receive
-
-        def receive(connection: Connection, fd: int, num_bytes: int, what: str) -> str:
-            real(connection, fd, num_bytes, what)
-            return "0" * 64
-
-        monkeypatch.setattr(moving, "receive", receive)
+def test_bytes_that_change_on_the_way_are_not_published(host: Host) -> None:
+    with faults.damaged(FILE_BYTES), keeping(host) as keeper:
         assert publish(keeper, 6) is SaveStage.FAILED
         assert "checksums differ" in str(keeper.errors()[-1].error)
         assert (host.operations(), host.partials()) == ([], [])
@@ -247,12 +234,8 @@ def test_who_is_not_in_the_run_any_more_brings_nothing(host: Host) -> None:
         assert host.operations() == []
 
 
-def test_a_runs_host_without_room_says_so(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    with keeping(host) as keeper:
-        status = os.statvfs(host.folder)
-        full = os.statvfs_result((*tuple(status)[:4], 0, *tuple(status)[5:]))
-        real = os.statvfs
-        monkeypatch.setattr(os, "statvfs", lambda path: full if "head" in str(path) else real(path))
+def test_a_runs_host_without_room_says_so(host: Host) -> None:
+    with keeping(host) as keeper, faults.full_disk(host.folder):
         assert publish(keeper, 2) is SaveStage.FAILED
         error = str(keeper.errors()[-1].error)
         assert str(host.checkpoints) in error
@@ -275,13 +258,10 @@ def test_closing_while_the_runs_host_is_away_does_not_hang(host: Host) -> None:
 
 
 @pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> None:
+def full(tmp_path: Path) -> Iterator[None]:
     """No checkpoint can be written on the host of the worker."""
-
-    def write(self: LocalStore, *_: object) -> NoReturn:
-        raise DiskFull(self.path_of(0).parent, 100, 7)
-
-    monkeypatch.setattr(LocalStore, "write", write)
+    with faults.full_disk(tmp_path / "guest", 7):
+        yield
 
 
 @pytest.mark.usefixtures("full")
@@ -305,11 +285,8 @@ def test_a_folder_that_cannot_be_made_here_does_not_either(host: Host, tmp_path:
 
 
 @pytest.mark.usefixtures("full")
-def test_what_is_only_in_memory_is_sent_again_if_the_connection_breaks(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_middle_of_sending(monkeypatch, host.hang_up)
-    with keeping(host) as keeper:
+def test_what_is_only_in_memory_is_sent_again_if_the_connection_breaks(host: Host) -> None:
+    with lost_in_middle_of_sending(host), keeping(host) as keeper:
         assert publish(keeper, 3) is SaveStage.PUBLISHED
     assert_same(read(host.checkpoints / "latest"), contents(3))
 
@@ -346,7 +323,7 @@ def test_a_founder_on_another_host_starts_from_the_checkpoint_of_the_runs_host(h
     assert_same(saver.read(6), contents(6))
     saver.abandon_after(6)
     assert host.operations() == [6, 3]
-    assert told == ["skipped checkpoint: step-000000009: the run starts again from 6"]
+    assert told == ["skipped checkpoint: operation 9: the run starts again from 6"]
     assert not list((tmp_path / "guest" / "checkpoints").iterdir())
 
 
@@ -355,7 +332,7 @@ def test_a_bad_one_is_put_aside_at_the_runs_host(host: Host, tmp_path: Path) -> 
     saver = saver_of(host, tmp_path, told)
     for operation in (3, 6):
         write(host.checkpoints, contents(operation))
-    (host.checkpoints / "step-000000006" / "model.safetensors").write_bytes(b"bad")
+    (host.checkpoints / "step-000000006-op-6" / "model.safetensors").write_bytes(b"bad")
     newest = saver.newest()
     assert newest is not None
     assert_same(newest, contents(3))
@@ -396,7 +373,7 @@ def test_one_that_is_removed_while_it_is_fetched_is_complete_all_the_same(host: 
     connection = host.connect("worker")
     deadline = Deadline(WAIT_S, "a test")
     header, _ = calls.call(connection, "open", 3, deadline=deadline)
-    (host.checkpoints / "step-000000003").rename(host.checkpoints / "away")
+    (host.checkpoints / "step-000000003-op-3").rename(host.checkpoints / "away")
     for path in (host.checkpoints / "away").iterdir():
         path.unlink()
     partial = Partial(tmp_path)
@@ -441,12 +418,14 @@ def test_a_folder_that_both_hosts_share_needs_no_copy(host: Host, tmp_path: Path
     assert not list(shared.glob(".paceline-mark*"))
 
 
-def test_a_folder_that_only_this_host_has_is_not_where_checkpoints_end(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class DepotOfAnotherDisk(Depot):
+    def shares(self, folder: Path) -> bool:
+        return False
+
+
+def test_a_folder_that_only_this_host_has_is_not_where_checkpoints_end(host: Host, tmp_path: Path) -> None:
     """On the run's host its workers look for them beside their own."""
-    depot = host.depot()
-    monkeypatch.setattr(depot, "shares", lambda _: False)
+    depot = DepotOfAnotherDisk(lambda _: host.connect("worker"), retry_s=WAIT_S)
     mine = tmp_path / "mine"
     saver = Saver(Checkpoints(folder=mine), mine, lambda *_: None, own=tmp_path / "guest", depot=depot)
     saver.take(contents(4), wait=True)
@@ -517,7 +496,9 @@ def test_what_is_no_checkpoint_is_refused(host: Host) -> None:
         with pytest.raises(CallFailed, match="not the files of a checkpoint"):
             calls.call(connection, "hold", sizes, deadline=Deadline(WAIT_S, "a test"))
     with pytest.raises(CallFailed, match="no checkpoint of operation 5"):
-        calls.call(connection, "publish", {"operation": 5, "checksums": {}}, deadline=Deadline(WAIT_S, "a test"))
+        calls.call(
+            connection, "publish", {"step": 5, "operation": 5, "checksums": {}}, deadline=Deadline(WAIT_S, "a test")
+        )
     connection.send("call", calls.CallBody("fill", b"\xc0"), deadline=Deadline(WAIT_S, "a test"))  # type: ignore[arg-type]
     with pytest.raises(ConnectionLost):
         connection.receive(deadline=Deadline(WAIT_S, "a test"))

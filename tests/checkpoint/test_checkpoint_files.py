@@ -10,8 +10,7 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def names_in(folder: Path) -> list[str]:
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = write(tmp_path, contents(123))
-    assert path.name == "step-000000123"
+    assert path.name == "step-000000123-op-123"
     assert names_in(path) == sorted(FILES)
     assert names_in(tmp_path) == [path.name]
     found = read(path)
@@ -114,7 +113,7 @@ def test_what_cannot_be_saved_leaves_nothing(tmp_path: Path, changed: dict[str, 
 @pytest.mark.parametrize("operation", [-1, 10**9, 1.5, True])
 def test_an_operation_that_has_no_name_is_refused(operation: Any) -> None:
     with pytest.raises(ValueError, match=f"operation={operation}"):
-        Contents(run="night", operation=operation, epoch=0, position=0, model={})
+        Contents(run="night", step=0, operation=operation, epoch=0, position=0, model={})
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
@@ -166,44 +165,44 @@ def test_the_newest_good_one_is_found_and_the_others_are_named(tmp_path: Path) -
     assert newest_good(tmp_path / "no such folder") == (None, [])
     for operation in (1, 2, 3, 4):
         write(tmp_path, contents(operation))
-    (tmp_path / "step-000000004" / names.STATE).unlink()
-    model = tmp_path / "step-000000003" / names.MODEL
+    (tmp_path / "step-000000004-op-4" / names.STATE).unlink()
+    model = tmp_path / "step-000000003-op-3" / names.MODEL
     model.write_bytes(model.read_bytes()[:-1] + b"!")
-    (tmp_path / "step-000000099").symlink_to("step-000000001")
+    (tmp_path / "step-000000099-op-99").symlink_to("step-000000001-op-1")
     (tmp_path / "step-12").mkdir()
     (tmp_path / f"{PREFIX}0").mkdir()
     assert [found.operation for found in find(tmp_path)] == [4, 3, 2, 1]
     found, skipped = newest_good(tmp_path)
     assert found is not None
     assert_same(found, contents(2))
-    assert [path.name for path, _ in skipped] == ["step-000000004", "step-000000003"]
+    assert [path.name for path, _ in skipped] == ["step-000000004-op-4", "step-000000003-op-3"]
     assert "missing" in skipped[0].reason
     assert "checksum" in skipped[1].reason
     aside = names.set_aside(skipped[0].path)
-    assert aside.name == "corrupt-step-000000004"
+    assert aside.name == "corrupt-step-000000004-op-4"
     assert [found.operation for found in find(tmp_path)] == [3, 2, 1]
 
 
 def test_a_checkpoint_under_the_name_of_another_is_detected(tmp_path: Path) -> None:
-    write(tmp_path, contents(5)).rename(tmp_path / "step-000000050")
+    write(tmp_path, contents(5)).rename(tmp_path / "step-000000050-op-50")
     with pytest.raises(CorruptCheckpoint, match="operation 5"):
-        read(tmp_path / "step-000000050")
-    (tmp_path / "step-000000050").rename(tmp_path / "my favourite")
+        read(tmp_path / "step-000000050-op-50")
+    (tmp_path / "step-000000050-op-50").rename(tmp_path / "my favourite")
     assert_same(read(tmp_path / "my favourite"), contents(5))
 
 
 def test_an_operation_that_is_written_again_replaces_the_first(tmp_path: Path) -> None:
     write(tmp_path, contents(5, run="first"))
     write(tmp_path, contents(5, run="second"))
-    assert names_in(tmp_path) == ["step-000000005"]
-    assert read(tmp_path / "step-000000005").run == "second"
+    assert names_in(tmp_path) == ["step-000000005-op-5"]
+    assert read(tmp_path / "step-000000005-op-5").run == "second"
 
 
 def test_a_manifest_made_by_somebody_else_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, contents())
     good = manifests.decode((path / names.MANIFEST).read_bytes())
     cases: list[tuple[dict[str, Any], type[CheckpointError]]] = [
-        ({"format": 2, "paceline": "9.9"}, CheckpointError),
+        ({"format": 3, "paceline": "9.9"}, CheckpointError),
         ({"files": {}}, CorruptCheckpoint),
         ({"state": {"tensor": "../../etc/passwd"}}, CorruptCheckpoint),
         ({"model": [("w", "missing")]}, CorruptCheckpoint),
@@ -213,7 +212,7 @@ def test_a_manifest_made_by_somebody_else_is_refused(tmp_path: Path) -> None:
         (path / names.MANIFEST).write_bytes(manifests.encode(msgspec.structs.replace(good, **changed)))
         with pytest.raises(error, match=names.MANIFEST):
             read(path)
-    for raw in (b"", b"[]", b"[" * 100_000, b"null", b'{"format": 1}'):
+    for raw in (b"", b"[]", b"[" * 100_000, b"null", b'{"format": 2}'):
         (path / names.MANIFEST).write_bytes(raw)
         with pytest.raises(CorruptCheckpoint, match=names.MANIFEST):
             read(path, verify=False)
@@ -274,8 +273,8 @@ def test_a_killed_writer_leaves_nothing_that_looks_like_a_checkpoint(tmp_path: P
         crew.processes[0].join(10)
     assert [found.operation for found in find(tmp_path)] == [8]
     assert sweep(tmp_path) == [left]
-    assert names_in(tmp_path) == ["step-000000008"]
-    assert_same(read(tmp_path / "step-000000008"), contents(8))
+    assert names_in(tmp_path) == ["step-000000008-op-8"]
+    assert_same(read(tmp_path / "step-000000008-op-8"), contents(8))
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
@@ -307,39 +306,19 @@ def test_what_is_raised_between_two_pieces_leaves_nothing(tmp_path: Path) -> Non
     assert names_in(tmp_path) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    mounted = []
-
-    def mount(options: str) -> Path:
-        folder = tmp_path / "disk"
-        folder.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"cannot mount a small disk here: {done.stderr.decode().strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", folder], check=True)
-
-
-def test_a_disk_that_is_too_small_is_named_before_anything_is_written(small_disk: Callable[[str], Path]) -> None:
-    folder = small_disk("size=1m")
+def test_a_disk_that_is_too_small_is_named_before_anything_is_written(mount_small: Callable[[str], Path]) -> None:
+    folder = mount_small("1m")
     write(folder, contents(1))
     with pytest.raises(DiskFull, match=r"it needs 4,\d+,\d+ bytes and [\d,]+ are free; make room") as caught:
         write(folder, contents(2, model={"large": torch.zeros(1_000_000)}))
     assert caught.value.path == folder
     assert caught.value.needed_bytes > 4_000_000 > 1 << 20 > caught.value.free_bytes
-    assert names_in(folder) == ["step-000000001"]
-    assert_same(read(folder / "step-000000001"), contents(1))
+    assert names_in(folder) == ["step-000000001-op-1"]
+    assert_same(read(folder / "step-000000001-op-1"), contents(1))
 
 
-def test_a_disk_that_fills_up_meanwhile_leaves_nothing(small_disk: Callable[[str], Path]) -> None:
-    folder = small_disk("size=4m")
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing(mount_small: Callable[[str], Path]) -> None:
+    folder = mount_small("4m")
     write(folder, contents(1))
 
     def fill_up() -> None:
@@ -352,8 +331,8 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(small_disk: Callable[[str
         files.write_partial(folder, files.prepare(large), fill_up)
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
-    assert names_in(folder) == ["somebody else", "step-000000001"]
-    assert_same(read(folder / "step-000000001"), contents(1))
+    assert names_in(folder) == ["somebody else", "step-000000001-op-1"]
+    assert_same(read(folder / "step-000000001-op-1"), contents(1))
     (folder / "somebody else").unlink()
     assert read(write(folder, large)).operation == 2
 
@@ -369,11 +348,19 @@ def test_a_limit_of_the_process_is_an_error_that_leaves_nothing(tmp_path: Path) 
     assert names_in(tmp_path) == []
 
 
+def test_checkpoints_are_named_by_step_and_ordered_by_operation(tmp_path: Path) -> None:
+    """A run that went back may come to the same operation at another step: there is one of each operation."""
+    for step, operation in ((5, 6), (5, 8), (4, 6), (6, 7)):
+        write(tmp_path, contents(operation, step=step))
+    assert names_in(tmp_path) == ["step-000000004-op-6", "step-000000005-op-8", "step-000000006-op-7"]
+    assert [(found.step, found.operation) for found in names.find(tmp_path)] == [(5, 8), (6, 7), (4, 6)]
+
+
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     partial = files.write_partial(tmp_path, files.prepare(contents()))
     shutil.rmtree(tmp_path)
-    with pytest.raises(CheckpointError, match="step-000000007"):
-        files.publish(partial, tmp_path, 7)
+    with pytest.raises(CheckpointError, match="step-000000007-op-7"):
+        files.publish(partial, tmp_path, 7, 7)
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         files.write_partial(tmp_path, files.prepare(contents()))
 
@@ -396,6 +383,6 @@ def test_one_that_takes_the_place_of_another_leaves_no_moment_without(
         monkeypatch.setattr("paceline.custody.partial._exchange", lambda *_: False)
     other = contents(7, epoch=3)
     write(tmp_path, other)
-    assert ["step-000000007" in names for names in seen] == [can_exchange]
-    assert names_in(tmp_path) == ["step-000000007"]
-    assert_same(read(tmp_path / "step-000000007"), other)
+    assert ["step-000000007-op-7" in names for names in seen] == [can_exchange]
+    assert names_in(tmp_path) == ["step-000000007-op-7"]
+    assert_same(read(tmp_path / "step-000000007-op-7"), other)

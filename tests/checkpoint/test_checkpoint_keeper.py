@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,17 @@ from hypothesis import strategies as st
 
 from paceline.checkpoint import CheckpointWriter, Contents, Pending, SaveStage, files, find, newest_good, read
 from paceline.checkpoint.snapshot import SnapshotBuffers, TensorCopy, divide
-from paceline.custody.partial import PREFIX, sweep
+from paceline.checkpoint.stores import LocalStore
+from paceline.custody.partial import PREFIX, Partial, sweep
 from paceline.custody.shelf import SCORES, RetentionRules, choose
 from paceline.errors import CheckpointError
+from paceline.testing import faults
 from paceline.testing.crew import Crew, say
+from paceline.testing.eventually import eventually
 from tests.checkpoint.samples import assert_same, contents
 
 WAIT_S = 20.0
 Make = Callable[..., CheckpointWriter]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return partial(CheckpointWriter, tmp_path)
 
 
 class Gate:
@@ -64,20 +62,29 @@ class Gate:
             self.opened.clear()
 
 
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate, real = Gate(), files.write_partial
+class GatedStore(LocalStore):
+    def __init__(self, folder: Path, gate: Gate, rules: RetentionRules) -> None:
+        super().__init__(folder, rules)
+        self._gate = gate
 
-    def held(folder: Path, prepared: files.Prepared, between: Callable[[], None]) -> Any:
+    def write(self, prepared: files.Prepared, between: Callable[[], None]) -> Partial:
         def step() -> None:
-            gate.pass_through()
+            self._gate.pass_through()
             between()
 
-        return real(folder, prepared, step)
+        return super().write(prepared, step)
 
-    monkeypatch.setattr(files, "write_partial", held)
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
     yield gate
     gate.opened.set()
+
+
+@pytest.fixture
+def make(tmp_path: Path, gate: Gate) -> Make:
+    return partial(CheckpointWriter, tmp_path, make_store=partial(GatedStore, tmp_path, gate))
 
 
 def take(keeper: CheckpointWriter, given: Contents) -> Pending:
@@ -217,13 +224,6 @@ def test_what_cannot_be_saved_is_told_to_the_caller(make: Make) -> None:
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_on_a_full_disk_a_snapshot_is_kept_and_written_when_there_is_room(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,13 +231,12 @@ def test_on_a_full_disk_a_snapshot_is_kept_and_written_when_there_is_room(
     events: list[str] = []
     with make(on_event=lambda kind, text: events.append(f"{kind}: {text}")) as keeper:
         publish(keeper, 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(files, "_free_bytes", lambda folder: 10)
+        with faults.full_disk(tmp_path, 10):
             older = take(keeper, contents(2))
-            wait_until(lambda: older.waits_for_room)
+            eventually(lambda: older.waits_for_room, "it waits for room")
             newer = take(keeper, contents(3))
             assert older.wait(WAIT_S) is SaveStage.DROPPED, "the newer one takes its place"
-            wait_until(lambda: newer.waits_for_room)
+            eventually(lambda: newer.waits_for_room, "it waits for room")
         keeper.settle(3)
         assert newer.wait(WAIT_S) is SaveStage.PUBLISHED
         said = [text for text in events if text.startswith("waits: ")]
@@ -247,15 +246,13 @@ def test_on_a_full_disk_a_snapshot_is_kept_and_written_when_there_is_room(
         assert operations(tmp_path) == [3, 1]
 
 
-def test_a_disk_that_stays_full_does_not_hold_up_the_end(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_stays_full_does_not_hold_up_the_end(make: Make, tmp_path: Path) -> None:
     keeper = make()
-    monkeypatch.setattr(files, "_free_bytes", lambda folder: 10)
-    pending = take(keeper, contents(2))
-    keeper.settle(2)
-    wait_until(lambda: pending.waits_for_room)
-    keeper.close(wait_s=0.1)
+    with faults.full_disk(tmp_path, 10):
+        pending = take(keeper, contents(2))
+        keeper.settle(2)
+        eventually(lambda: pending.waits_for_room, "it waits for room")
+        keeper.close(wait_s=0.1)
     assert pending.stage is SaveStage.DROPPED
 
 
@@ -305,8 +302,8 @@ def test_the_last_and_the_best_stay(make: Make, tmp_path: Path) -> None:
             assert pending.wait(WAIT_S) is SaveStage.PUBLISHED
         keeper.close()
         assert operations(tmp_path) == [5, 4, 2]
-        assert os.readlink(tmp_path / "latest") == "step-000000005"
-        assert os.readlink(tmp_path / "best") == "step-000000002"
+        assert os.readlink(tmp_path / "latest") == "step-000000005-op-5"
+        assert os.readlink(tmp_path / "best") == "step-000000002-op-2"
         assert partials(tmp_path) == []
 
 
@@ -315,7 +312,7 @@ def test_scores_outlive_the_process_and_may_come_late(make: Make, tmp_path: Path
         publish(keeper, 1)
         keeper.score(1, 0.2)
         keeper.close()
-        assert os.readlink(tmp_path / "best") == "step-000000001"
+        assert os.readlink(tmp_path / "best") == "step-000000001-op-1"
     with make(keep_last=1) as keeper:
         publish(keeper, 2)
         keeper.score(2, 0.3)
@@ -394,8 +391,8 @@ def test_a_kill_at_any_moment_leaves_good_checkpoints(tmp_path: Path) -> None:
         assert found is not None
         assert found.operation >= heard[-1]
         assert skipped == []
-        for path, operation in find(tmp_path):
-            assert_same(read(path), contents(operation))
+        for one in find(tmp_path):
+            assert_same(read(one.path), contents(one.operation))
         assert (tmp_path / "latest").is_dir()
         assert (tmp_path / "best").is_dir()
     sweep(tmp_path)
@@ -460,7 +457,7 @@ from pathlib import Path
 from paceline.checkpoint import Contents, CheckpointWriter
 keeper = CheckpointWriter(Path(sys.argv[1]))
 big = {"w": torch.ones(4_000_000)}
-keeper.take(Contents(run="r", operation=1, epoch=0, position=0, model=big))
+keeper.take(Contents(run="r", step=1, operation=1, epoch=0, position=0, model=big))
 keeper.settle(1)
 """
 
@@ -532,16 +529,9 @@ def test_a_forked_child_does_not_share_the_memory() -> None:
     assert buffers._memory.count_nonzero()
 
 
-def test_no_memory_for_a_snapshot_is_an_error_of_the_checkpoint_only(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_for_a_snapshot_is_an_error_of_the_checkpoint_only(make: Make) -> None:
+    endless = torch.zeros(1).expand(1 << 50)  # more than can be reserved
     with make() as keeper:
-
-        def no_memory(self: SnapshotBuffers, prepared: files.Prepared) -> files.Prepared:
-            raise MemoryError("no memory for a snapshot")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(SnapshotBuffers, "copy", no_memory)
-            assert keeper.take(contents(1)) is None
+        assert keeper.take(dataclasses.replace(contents(1), model={"weight": endless})) is None
         assert [failure.operation for failure in keeper.errors()] == [1]
         publish(keeper, 1)

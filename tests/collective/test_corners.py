@@ -25,11 +25,12 @@ from paceline.errors import (
     ProtocolError,
 )
 from paceline.testing.crew import Crew, say
+from paceline.testing.eventually import eventually
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.frame import TensorSpec
 from paceline.wire.memory import Arena, SharedMemory
-from tests.wire.helpers import eventually
+from paceline.wire.waiting import READ, is_ready
 
 
 def use_after_close(group: Group) -> None:
@@ -70,24 +71,31 @@ def test_two_groups_of_the_same_members_do_not_share_anything(layout: str) -> No
         assert crew.run(regroup_twice) == [3.0] * 3
 
 
-def retry_regroup(group: Group) -> str:
-    """Rank 0 comes so late that the others have given up once."""
-    if group.rank == 0:
-        time.sleep(2.0)
-        with group.regroup([0, 1, 2], forming_s=20) as following:
-            following.barrier()
-        return "late"
+def meet(group: Group) -> None:
+    group.barrier()
+
+
+def leave(group: Group) -> None:
+    group.close()
+
+
+def regroup_in_vain(group: Group) -> None:
     with pytest.raises(PacelineError):
-        group.regroup([0, 1, 2], forming_s=1)
+        group.regroup([0, 1, 2], forming_s=0.5)
+
+
+def regroup_all(group: Group) -> None:
     with group.regroup([0, 1, 2], forming_s=20) as following:
         following.barrier()
-    return "retried"
 
 
 @pytest.mark.parametrize("layout", ["aaa", "abc"])
 def test_a_failed_try_to_regroup_does_not_spoil_the_next(layout: str) -> None:
+    """Rank 0 comes when the others have given up once."""
     with Crew(3, hosts=layout) as crew:
-        assert crew.run(retry_regroup) == ["late", "retried", "retried"]
+        crew.run(meet)
+        crew.run(regroup_in_vain, ranks=[1, 2])
+        crew.run(regroup_all)
 
 
 def regroup_before_the_other_gave_up(group: Group) -> None:
@@ -107,17 +115,7 @@ def regroup_before_the_other_gave_up(group: Group) -> None:
     if group.rank == 0:
         endpoint.close_room = close_room  # type: ignore[method-assign]
     say("tried")
-    with group.regroup([0, 1, 2], forming_s=20) as following:
-        following.barrier()
-
-
-def meet(group: Group) -> None:
-    group.barrier()
-
-
-def come_last(group: Group) -> None:
-    with group.regroup([0, 1, 2], forming_s=20) as following:
-        following.barrier()
+    regroup_all(group)
 
 
 @pytest.mark.parametrize("layout", ["aaa", "abc"])
@@ -127,22 +125,18 @@ def test_who_tries_again_before_the_other_gave_up_is_not_sent_away(layout: str) 
         crew.start(regroup_before_the_other_gave_up, ranks=[0, 1])
         crew.hear(0)
         crew.hear(1)
-        crew.start(come_last, ranks=[2])
+        crew.start(regroup_all, ranks=[2])
         crew.finish()
 
 
-def first_message_to_the_dead(group: Group, send: bool) -> Any:
-    group.barrier()
-    say("ready")
-    if group.rank == 1:
-        time.sleep(60)
-    time.sleep(0.3)
+def first_message(group: Group, send: bool, then_meet: bool) -> Any:
     try:
         if send:
             group.send(torch.ones(3), 1)
         else:
             group.recv(torch.ones(3), 1)
-        group.barrier()
+        if then_meet:
+            group.barrier()
     except PeerLost as error:
         return error.rank
     return None
@@ -152,10 +146,9 @@ def first_message_to_the_dead(group: Group, send: bool) -> Any:
 @pytest.mark.parametrize("layout", ["aa", "ab"])
 def test_the_first_message_to_a_dead_member_is_its_loss(layout: str, send: bool) -> None:
     with Crew(2, hosts=layout) as crew:
-        crew.start(first_message_to_the_dead, send)
-        crew.hear(0)
-        crew.hear(1)
-        crew.kill(1)
+        crew.run(meet)
+        crew.bury(1)
+        crew.start(first_message, send, True, ranks=[0])
         assert crew.finish([0], timeout_s=10) == [1]
 
 
@@ -179,7 +172,7 @@ def test_who_dies_in_the_middle_of_a_large_message_is_lost(in_arena: bool) -> No
         crew.start(large_message_to_the_dead, in_arena)
         crew.hear(0)
         crew.hear(1)
-        time.sleep(0.2)
+        crew.wait_blocked(0)
         crew.kill(1)
         assert crew.finish([0], timeout_s=10) == [1]
 
@@ -195,41 +188,20 @@ def test_a_message_that_lies_where_there_is_no_memory_is_refused() -> None:
                 conveyor.receive(ours, carried, torch.zeros(4, dtype=torch.uint8), rank, Deadline(5.0, "a test"))
 
 
-def first_message_to_the_departed(group: Group, send: bool) -> Any:
-    group.barrier()
-    if group.rank == 1:
-        group.close()
-        time.sleep(1.0)
-        return 1
-    time.sleep(0.3)
-    try:
-        if send:
-            group.send(torch.ones(3), 1)
-        else:
-            group.recv(torch.ones(3), 1)
-    except PeerLost as error:
-        return error.rank
-    return None
-
-
 @pytest.mark.parametrize("send", [True, False])
 @pytest.mark.parametrize("layout", ["aa", "ab"])
 def test_the_first_message_to_a_member_that_left_is_its_loss(layout: str, send: bool) -> None:
     with Crew(2, hosts=layout) as crew:
-        assert crew.run(first_message_to_the_departed, send) == [1, 1]
+        crew.run(meet)
+        crew.run(leave, ranks=[1])
+        assert crew.run(first_message, send, False, ranks=[0]) == [1]
 
 
-def regroup_with_the_dead(group: Group, victim: int) -> Any:
-    group.barrier()
-    say("ready")
-    if group.rank == victim:
-        time.sleep(60)
-    time.sleep(0.3)
-    began = time.monotonic()
+def regroup_with_the_dead(group: Group) -> Any:
     try:
-        group.regroup(list(range(group.size)), forming_s=30).close()
+        group.regroup(list(range(group.size)), forming_s=60).close()
     except (PeerLost, GroupAborted) as error:
-        return type(error).__name__, str(error), time.monotonic() - began
+        return type(error).__name__, str(error)
     return None
 
 
@@ -238,14 +210,12 @@ def regroup_with_the_dead(group: Group, victim: int) -> Any:
 def test_a_death_before_a_regroup_ends_it_at_once(layout: str, victim: int) -> None:
     others = [rank for rank in range(3) if rank != victim]
     with Crew(3, hosts=layout) as crew:
-        crew.start(regroup_with_the_dead, victim)
-        for rank in range(3):
-            crew.hear(rank)
-        crew.kill(victim)
-        outcomes = crew.finish(others)
-        assert any(name == "PeerLost" for name, _, _ in outcomes)
-        assert all(f"(rank {victim})" in text for _, text, _ in outcomes)
-        assert all(seconds < 15 for _, _, seconds in outcomes), "far below the 30 s that forming may take"
+        crew.run(meet)
+        crew.bury(victim)
+        crew.start(regroup_with_the_dead, ranks=others)
+        outcomes = crew.finish(others, timeout_s=30)  # before forming would give up
+        assert any(name == "PeerLost" for name, _ in outcomes)
+        assert all(f"(rank {victim})" in text for _, text in outcomes)
 
 
 def reduce_odd_strides(group: Group) -> None:
@@ -283,11 +253,8 @@ def test_tensors_that_cannot_be_written_are_refused_before_anything_is_sent() ->
 
 
 def close_in_signal_handler(group: Group) -> str:
-    if group.rank == 1:
-        time.sleep(1.0)
-        return "late"
     signal.signal(signal.SIGUSR1, lambda *_: group.close())
-    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGUSR1]).start()
+    say("ready")
     try:
         group.barrier()
     except GroupClosed:
@@ -297,7 +264,12 @@ def close_in_signal_handler(group: Group) -> str:
 
 def test_close_in_a_signal_handler_ends_the_operation_it_interrupts() -> None:
     with Crew(2) as crew:
-        assert crew.run(close_in_signal_handler) == ["closed", "late"]
+        crew.run(meet)
+        crew.start(close_in_signal_handler, ranks=[0])
+        crew.hear(0)
+        crew.wait_blocked(0)
+        os.kill(crew.pid(0), signal.SIGUSR1)
+        assert crew.finish([0]) == ["closed"]
 
 
 def reduce_in_callback(group: Group) -> float:
@@ -351,25 +323,17 @@ def test_an_interrupt_as_an_operation_begins_ends_the_group() -> None:
 
 
 def deadline_despite_a_departure(group: Group) -> Any:
-    """A member departs while another thread has its poll in hand: the wait must neither spin nor miss its
+    """Rank 2 departs while another thread of rank 0 has its poll in hand: the wait must neither spin nor miss its
     deadline."""
-    if group.rank == 2:
-        time.sleep(0.5)
-        group.close()
-        time.sleep(2.5)
-        return None
-    if group.rank == 1:
-        time.sleep(3.0)
-        return None
     health = group._health
     poll_of_thread = health._poll
-    held = threading.Event()
+    held, released = threading.Event(), threading.Event()
 
     def slow_poll() -> Any:
         found = poll_of_thread()
         if threading.current_thread().name == "slow":
             held.set()
-            time.sleep(1.0)
+            released.wait(20)
         return found
 
     health._poll = slow_poll  # type: ignore[method-assign]
@@ -377,15 +341,18 @@ def deadline_despite_a_departure(group: Group) -> Any:
 
     def receive() -> None:
         try:
-            group.recv(torch.zeros(1), 1, timeout_s=2.0)
+            group.recv(torch.zeros(1), 1, timeout_s=1.0)
         except (DeadlineExceeded, GroupError) as error:
             outcome.append(type(error).__name__)
 
     thread = threading.Thread(target=receive, name="slow")
     thread.start()
-    held.wait(5)
-    time.sleep(0.7)
-    health._examine_all([health._peers[2].watch.fileno()])
+    assert held.wait(20)
+    say("held")
+    watch = health._peers[2].watch.fileno()
+    eventually(lambda: is_ready(watch, READ), "the departure is there to be seen")
+    health._examine_all([watch])
+    released.set()
     began = time.process_time()
     thread.join(10)
     return outcome, time.process_time() - began
@@ -393,6 +360,10 @@ def deadline_despite_a_departure(group: Group) -> Any:
 
 def test_a_departure_at_a_bad_moment_makes_no_busy_loop() -> None:
     with Crew(3) as crew:
-        outcome, cpu_s = crew.run(deadline_despite_a_departure)[0]
+        crew.run(meet)
+        crew.start(deadline_despite_a_departure, ranks=[0])
+        crew.hear(0)
+        crew.run(leave, ranks=[2])
+        ((outcome, cpu_s),) = crew.finish([0])
         assert outcome == ["DeadlineExceeded"]
         assert cpu_s < 0.5

@@ -21,6 +21,7 @@ from paceline.collective import Group
 from paceline.collective.neighbourhood import FIXED_BYTES, LIFELINES_AT
 from paceline.errors import DeadlineExceeded, GroupAborted, GroupClosed, GroupError, PeerLost
 from paceline.testing.crew import Crew, say
+from paceline.testing.eventually import eventually
 from tests.collective import layouts
 
 # Far above what it takes (milliseconds), far below any deadline of a wait: what is tested is that the death itself
@@ -130,9 +131,7 @@ def test_loader_workers_do_not_hide_the_death_of_their_parent(layout: str) -> No
         for pid in loaders:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ends_at = time.monotonic() + 20
-        while any(os.path.exists(f"/proc/{pid}") for pid in loaders) and time.monotonic() < ends_at:
-            time.sleep(0.05)
+        eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in loaders), "the loader workers are gone")
 
 
 def children_of(pid: int) -> list[int]:
@@ -184,16 +183,20 @@ def test_abort_ends_asynchronous_operations_and_messages() -> None:
         crew.run(abort_reaches_every_thread, ranks=[0, 1])
 
 
-def wait_beyond_deadline(group: Group) -> Any:
-    if group.rank == 1:
-        time.sleep(1.5)
-    return errors_of_barriers(group, 2, timeout_s=0.5)[-1 if group.rank else 0]
+def errors_of_impatience(group: Group) -> list[Exception]:
+    return errors_of_barriers(group, 2, timeout_s=0.5)
+
+
+def meet(group: Group) -> None:
+    group.barrier()
 
 
 @pytest.mark.parametrize("layout", ["aa", "ab"])
 def test_a_deadline_names_who_was_waited_for(layout: str) -> None:
     with Crew(2, hosts=layout) as crew:
-        waited, late = crew.run(wait_beyond_deadline)
+        crew.run(meet)
+        (waited, *_), *_ = crew.run(errors_of_impatience, ranks=[0])
+        (*_, late), *_ = crew.run(errors_of_impatience, ranks=[1])  # which comes when rank 0 has given up
         assert isinstance(waited, DeadlineExceeded)
         assert "rank 1" in str(waited)
         assert "barrier" in str(waited)
@@ -225,40 +228,47 @@ def test_a_member_that_left_is_named(layout: str) -> None:
             assert "left" in str(error)
 
 
-def leave_in_order(group: Group) -> None:
-    """Who is done may go while others are still in the last operation with each other."""
-    tensor = torch.ones(10)
-    group.all_reduce(tensor)
-    if group.rank == 0:
-        group.close()
-    elif group.rank == 1:
-        group.send(tensor, 2)
+def leave(group: Group) -> None:
+    group.close()
+
+
+def exchange_without_the_first(group: Group) -> None:
+    if group.rank == 1:
+        group.send(torch.ones(10), 2)
     else:
-        time.sleep(0.3)
         group.recv(torch.zeros(10), 1)
 
 
 @pytest.mark.parametrize("layout", ["aaa", "abc"])
 def test_a_goodbye_disturbs_nobody_who_does_not_need_the_leaver(layout: str) -> None:
+    """Who is done may go while others are still busy with each other."""
     with Crew(3, hosts=layout) as crew:
-        crew.run(leave_in_order)
+        crew.run(meet)
+        crew.run(leave, ranks=[0])
+        crew.run(exchange_without_the_first, ranks=[1, 2])
 
 
-def interrupt_inside(group: Group) -> Any:
-    """Something raises in the middle of an operation of rank 0: the others must not wait for it."""
-    if group.rank == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
-        with pytest.raises(KeyboardInterrupt):
-            group.barrier()
-        return None
-    time.sleep(0.5)
+def be_interrupted(group: Group) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
+    say("ready")
+    with pytest.raises(KeyboardInterrupt):
+        group.barrier()
+
+
+def come_later(group: Group) -> Exception:
     return errors_of_barriers(group, 2)[-1]
 
 
 def test_ctrl_c_inside_an_operation_is_told_to_the_others() -> None:
+    """Something raises in the middle of an operation of rank 0: the others must not wait for it."""
     with Crew(2) as crew:
-        _, error = crew.run(interrupt_inside)
+        crew.run(meet)
+        crew.start(be_interrupted, ranks=[0])
+        crew.hear(0)
+        crew.wait_blocked(0)
+        os.kill(crew.pid(0), signal.SIGINT)
+        crew.finish([0])
+        (error,) = crew.run(come_later, ranks=[1])
         assert isinstance(error, GroupAborted)
         assert "KeyboardInterrupt" in str(error)
 

@@ -27,7 +27,7 @@ def ask_between_two(group: Group) -> float:
     rare = group.recv(torch.zeros(1), 1, tag=9, async_op=True)
     group.recv(torch.zeros(1), 1, tag=8)
     tensor = torch.zeros(1)
-    mailbox: Any = group._parts.mailbox
+    mailbox = group._parts.mailbox
     read_one = mailbox.read_one
     asked: list[Handle] = []
 
@@ -36,10 +36,10 @@ def ask_between_two(group: Group) -> float:
             asked.append(group.recv(tensor, 1, tag=5, async_op=True))
         read_one(*arguments)
 
-    mailbox.read_one = ask_and_read
+    mailbox.read_one = ask_and_read  # type: ignore[method-assign, assignment]
     group.barrier()
     rare.wait(10.0)
-    mailbox.read_one = read_one
+    mailbox.read_one = read_one  # type: ignore[method-assign]
     asked[0].wait(10.0)
     group.recv(torch.zeros(1), 1, tag=5)
     group.barrier()
@@ -91,14 +91,14 @@ def test_messages_outlive_the_membership_of_their_sender(layout: str) -> None:
 def post_into_the_close(group: Group) -> None:
     """The group closes when the receive is in the list, and nobody reads any more."""
     group.barrier()
-    reception: Any = group._messages._reception
+    reception = group._messages._reception
     call_thread = reception._call_thread
 
     def close_first() -> None:
         group.close()
         call_thread()
 
-    reception._call_thread = close_first
+    reception._call_thread = close_first  # type: ignore[method-assign]
     pending = group.recv(torch.zeros(1), 1 - group.rank, async_op=True)
     with pytest.raises(GroupError):
         pending.wait(5.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import pytest
@@ -95,11 +94,13 @@ def test_a_message_that_does_not_fit_is_an_error_on_both_sides(layout: str) -> N
             assert "float32[4]" in text
 
 
+def meet(group: Group) -> None:
+    group.barrier()
+
+
 def fail_ahead_of_a_straggler(group: Group) -> Any:
     """Ranks 0 and 1 are through with the broadcast and differ in the next operation; rank 2 still waits for rank 3,
     which will never come to the broadcast, because it learns of the failure first."""
-    if group.rank == 3:
-        time.sleep(1.0)
     try:
         group.broadcast(torch.zeros(4), 0)
         group.all_reduce(torch.zeros(4 + group.rank))
@@ -110,7 +111,11 @@ def fail_ahead_of_a_straggler(group: Group) -> Any:
 
 def test_a_failure_that_is_put_off_still_ends_a_wait_that_nobody_will_answer() -> None:
     with Crew(4, hosts="abcd") as crew:
-        texts = crew.run(fail_ahead_of_a_straggler)
+        crew.run(meet)
+        crew.start(fail_ahead_of_a_straggler, ranks=[0, 1, 2])
+        crew.wait_blocked(0, 1, 2)
+        crew.start(fail_ahead_of_a_straggler, ranks=[3])
+        texts = crew.finish()
         assert all(text is not None and "rank 0" in text and "rank 1" in text for text in texts)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from paceline.collective.neighbourhood import FIXED_BYTES
 from paceline.collective.spare import SpareMemory
+from paceline.testing.eventually import eventually
 from paceline.wire.memory import SharedMemory
 
 TENSOR_BYTES = 1 << 22
@@ -22,9 +25,7 @@ def memory() -> Iterator[SpareMemory]:
 
 
 def taken(memory: SpareMemory) -> SharedMemory:
-    until = time.monotonic() + 10.0
-    while (found := memory.take()) is None and time.monotonic() < until:
-        time.sleep(0.005)
+    found = eventually(memory.take, "spare memory is ready")
     assert found is not None
     return found
 
@@ -44,23 +45,22 @@ def test_another_one_is_made_when_asked_for(memory: SpareMemory) -> None:
         taken(memory).close()
 
 
-def test_what_nobody_took_is_closed_and_nothing_comes_after(
-    memory: SpareMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[SharedMemory] = []
-    create = SharedMemory.create
+def memories() -> set[str]:
+    """The shared memories of this process, by descriptor."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the listing's own descriptor
+            if "memfd:paceline" in os.readlink(entry):
+                found.add(entry.name)
+    return found
 
-    def noted(num_bytes: int) -> SharedMemory:
-        made.append(create(num_bytes))
-        return made[-1]
 
-    monkeypatch.setattr(SharedMemory, "create", noted)
+def test_what_nobody_took_is_closed_and_nothing_comes_after(memory: SpareMemory) -> None:
+    before = memories()
     memory.prepare(TENSOR_BYTES, pause_s=0.0)
-    until = time.monotonic() + 10.0
-    while not made and time.monotonic() < until:
-        time.sleep(0.005)
+    eventually(lambda: memories() - before, "memory is made")
     memory.close()
-    assert [one.descriptor.number for one in made] == [-1]
+    assert memories() == before
     memory.prepare(TENSOR_BYTES, pause_s=0.0)
     assert memory.take() is None
-    assert len(made) == 1
+    assert memories() == before

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.control.machines.coordinator_events import RunSettings
@@ -41,13 +41,6 @@ from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
 
 WAIT_S = 30.0
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until, f"waited {WAIT_S} s in vain: {what}"
-        time.sleep(0.005)
 
 
 def new_config(folder: Path, **settings: float) -> Config:

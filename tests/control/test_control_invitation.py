@@ -12,7 +12,7 @@ import pytest
 
 from paceline.control.shell import invitation
 from paceline.control.shell.client import command
-from paceline.control.shell.invitation import FORGOTTEN_S, PREFIX, Code, Door, Invited, enter
+from paceline.control.shell.invitation import FORGOTTEN_S, Code, Door, Invited, enter
 from paceline.control.shell.ticket import Ticket
 from paceline.errors import AddressError, CallFailed, HandshakeRefused
 from paceline.wire.deadline import Deadline
@@ -74,7 +74,7 @@ def test_a_code_leads_to_the_ticket_but_does_not_hold_it() -> None:
         assert enter(f"  {invited.code}\n", deadline=soon()) == house.ticket
         assert "\n" not in invited.code
         assert invited.local_only
-        body = base64.urlsafe_b64decode(invited.code.removeprefix(PREFIX) + "==")
+        body = base64.urlsafe_b64decode(invited.code.removeprefix(Code.PREFIX) + "==")
         assert house.ticket.secret not in body
         token = Code.decode(invited.code).token
         assert not any(token in value for value in house.memory.values())
@@ -130,7 +130,7 @@ def test_what_is_no_code_or_was_cut_is_told_apart() -> None:
         code = house.door.invite(60.0, 2).code
     with pytest.raises(ValueError, match="does not start with paceline-join1:"):
         Code.decode(code[5:])
-    for cut in (code[:-1], code[:-10], PREFIX, code[:40] + code[41:], code[:60] + "!" + code[61:]):
+    for cut in (code[:-1], code[:-10], Code.PREFIX, code[:40] + code[41:], code[:60] + "!" + code[61:]):
         with pytest.raises(ValueError, match="cut or changed"):
             Code.decode(cut)
 
@@ -165,7 +165,7 @@ def test_a_door_that_stays_shut_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     with House() as house:
         house.now = time.time()
         code = house.door.invite(60.0, 1).code
-    with pytest.raises(AddressError, match=r"leads to nobody.*is the run still going on.*--host ADDRESS"):
+    with pytest.raises(AddressError, match=r"leads to nobody.*is the run still going on.*--listen ADDRESS"):
         enter(code, deadline=soon())
 
 

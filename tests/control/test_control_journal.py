@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import subprocess
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,8 @@ from paceline.control.leases.lease_set import LeaseSet
 from paceline.control.leases.messages import LeaseReport, rows_of_begun
 from paceline.control.messages.plan import Plan, PlanStart, Seat
 from paceline.control.messages.progress import MetricRow, StepRow
+from paceline.testing.eventually import eventually
+from paceline.testing.faults import fill
 from paceline.watch.audit import audit
 from paceline.watch.history import standing_steps
 from paceline.wire.identity import Identity
@@ -207,31 +208,15 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> object:
-    size = getattr(request, "param", "512k")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """To the last page."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(b"\0" * 4096):
-            pass
-    return filler
+def small_disk(mount_small: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
+    return mount_small(getattr(request, "param", "512k"))
 
 
 @pytest.mark.parametrize("small_disk", ["8m"], indirect=True)
 def test_what_must_be_remembered_goes_on_where_the_disk_is_full(small_disk: Path) -> None:
     journal = Journal(small_disk)
     journal.commit({"plan": b"0"}, plans=[plan(1, PlanStart.FOUND)])
-    filler = fill(small_disk)
+    filler = fill(small_disk / "filler")
     for number in range(2000):
         journal.commit({"plan": str(number).encode()}, [Happening(1, "plan", "m", "x" * 100)])
     with pytest.raises(JournalError, match=r"takes only what must be remembered.*0 bytes are free"):
@@ -252,13 +237,13 @@ def test_what_must_be_remembered_goes_on_where_the_disk_is_full(small_disk: Path
 def test_a_commit_waits_for_room(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal(small_disk)
     journal.commit({"plan": b"1"})
-    filler = fill(small_disk)
+    filler = fill(small_disk / "filler")
 
     def make_room() -> None:
-        deadline = time.monotonic() + 60
-        while "nothing is decided until there is room" not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.01)
-        filler.unlink()
+        try:
+            eventually(lambda: "nothing is decided until there is room" in caplog.text, "the journal waits for room")
+        finally:
+            filler.unlink()
 
     helper = threading.Thread(target=make_room)
     helper.start()

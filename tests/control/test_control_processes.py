@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,10 @@ from paceline.control.shell.config import VARIABLE, Config, launch
 from paceline.control.shell.service import StatusAnswer
 from paceline.control.shell.ticket import Access, Ticket, read_access
 from paceline.errors import PacelineError
+from paceline.testing.eventually import eventually
+from paceline.testing.faults import fill
 from paceline.wire.deadline import Deadline
-from tests.control.helpers import WAIT_S, eventually, new_config, training
+from tests.control.helpers import WAIT_S, new_config, training
 
 
 def status(ticket: Ticket) -> StatusAnswer:
@@ -150,30 +152,23 @@ def _has_ended(process: int) -> bool:
     return is_ready(process, READ)
 
 
-def test_a_coordinator_that_cannot_remember_waits_and_says_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True).returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    try:
-        config = new_config(folder, wanted=1)
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(coordinator(config))
-            ticket = access_of(folder, first.pid).ticket
-            disk = os.statvfs(folder)
-            (folder / "filler").write_bytes(b"\0" * (disk.f_bavail * disk.f_frsize))
-            (trainee,) = stack.enter_context(training(ticket, 1))
-            os.kill(first.pid, signal.SIGTERM)  # whether it waits for room already or not: it ends
-            code, text = ended(first)
-            assert code in (BROKEN, INTERRUPTED), text
-            assert trainee.plans == []  # it was told nothing that is not on disk
-            (folder / "filler").unlink()
-            second = stack.enter_context(coordinator(config))
-            access_of(folder, second.pid)
-            eventually(lambda: len(trainee.applied) > 2, "the run to start")
-            assert [plan.generation for plan in trainee.plans] == [1]
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+def test_a_coordinator_that_cannot_remember_waits_and_says_nothing(mount_small: Callable[[str], Path]) -> None:
+    folder = mount_small("1m")
+    config = new_config(folder, wanted=1)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(coordinator(config))
+        ticket = access_of(folder, first.pid).ticket
+        filler = fill(folder / "filler")
+        (trainee,) = stack.enter_context(training(ticket, 1))
+        os.kill(first.pid, signal.SIGTERM)  # whether it waits for room already or not: it ends
+        code, text = ended(first)
+        assert code in (BROKEN, INTERRUPTED), text
+        assert trainee.plans == []  # it was told nothing that is not on disk
+        filler.unlink()
+        second = stack.enter_context(coordinator(config))
+        access_of(folder, second.pid)
+        eventually(lambda: len(trainee.applied) > 2, "the run to start")
+        assert [plan.generation for plan in trainee.plans] == [1]
 
 
 def test_started_by_hand_it_says_how_it_is_started() -> None:

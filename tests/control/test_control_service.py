@@ -18,7 +18,6 @@ from paceline.control.machines.member_events import Fail
 from paceline.control.messages.agents import AgentDirective, ProcessVitals
 from paceline.control.messages.members import Report, Verdict
 from paceline.control.messages.plan import Phase
-from paceline.control.messages.progress import Progress, ProgressKeeper
 from paceline.control.shell.client import AgentClient, MemberClient, command
 from paceline.control.shell.config import Config
 from paceline.control.shell.courier import reach
@@ -26,12 +25,14 @@ from paceline.control.shell.line import Bell, ControlConnection
 from paceline.control.shell.service import StatusAnswer
 from paceline.control.shell.ticket import ACCESS_FILE, Ticket, read_access
 from paceline.errors import CallFailed, ConnectionLost, HandshakeRefused, WireError
+from paceline.testing import faults
+from paceline.testing.eventually import eventually
 from paceline.wire import calls
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
-from tests.control.helpers import Net, Trainee, eventually, introduction_of, new_config, serving, team, training
+from tests.control.helpers import Net, Trainee, introduction_of, new_config, serving, team, training
 
 
 def soon() -> Deadline:
@@ -57,17 +58,14 @@ def ends(connection: Connection) -> bool:
         connection.close()
 
 
-def test_rows_outlive_a_main_member_that_is_lost_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_outlive_a_main_member_that_is_lost_at_the_end(tmp_path: Path) -> None:
     """There is no plan after the end that would make another one main."""
-    take = ProgressKeeper.take
-
-    def take_unless_main(keeper: ProgressKeeper, is_main: bool) -> Progress | None:
-        is_first = any(plan.rank_of(keeper._member) == 0 for trainee in trainees for plan in trainee.plans)
-        return None if is_first else take(keeper, is_main)
-
     trainees: list[Trainee] = []
-    monkeypatch.setattr(ProgressKeeper, "take", take_unless_main)
-    with serving(new_config(tmp_path, wanted=2)) as running:
+
+    def is_main(member: str) -> bool:
+        return any(plan.rank_of(member) == 0 for trainee in trainees for plan in trainee.plans)
+
+    with faults.lost("progress", is_main), serving(new_config(tmp_path, wanted=2)) as running:
         with team(running.ticket) as members:
             trainees = members.trainees
             for _ in range(2):

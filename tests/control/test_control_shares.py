@@ -15,9 +15,9 @@ from paceline.wire.card import Card
 from tests.control.table import WORKING, Table
 
 
-def record(member: str, capacity: float = 0.0, tried: tuple[float, float] | None = None) -> MemberRecord:
+def record(member: str, capacity: float = 0.0, tried: tuple[float, float] | None = None, slot: int = 0) -> MemberRecord:
     card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
-    return MemberRecord(Introduction(card, 1, "h", "", capacity=capacity, tried=tried), 0.0)
+    return MemberRecord(Introduction(card, 1, "h", "", capacity=capacity, tried=tried, slot=slot), 0.0)
 
 
 def plan_of(*members: str, shares: tuple[int, ...] = ()) -> Plan:
@@ -29,6 +29,14 @@ def test_without_fixed_shares_the_workers_find_theirs() -> None:
     assert [seat.share for seat in plan.seats] == [0, 0]
     assert plan.is_balanced
     assert not plan_of("A", "B", shares=(1,)).is_balanced
+
+
+def test_ranks_are_in_the_order_of_slots_among_those_that_come_together() -> None:
+    come = [record("C", slot=2), record("A", slot=0), record("B", slot=1)]
+    first = Plan(1, PlanStart.FOUND, seats_for(come, None))
+    assert first.members == ("A", "B", "C")
+    later = seats_for([record("D", slot=0), *come[:2]], first)
+    assert [seat.member for seat in later] == ["A", "C", "D"], "who is there keeps its place"
 
 
 def test_a_member_keeps_its_fixed_share_and_newcomers_take_those_that_are_free() -> None:

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from paceline.data.collating import BatchMaker
 from paceline.data.dataset import check_dataset
 from paceline.data.loader import MAX_DEATHS, Loader, LoaderOptions
 from paceline.data.window import BatchSpec
 from paceline.errors import LoaderError
+from paceline.testing.eventually import eventually
 from tests.data.samples import Augmented, Gated, Troubled, after, batches_of, works
 
 TWO = LoaderOptions(num_workers=2)
@@ -32,13 +32,6 @@ TWO = LoaderOptions(num_workers=2)
 
 def fetch_all(loader: Loader, plan: list[BatchSpec]) -> list[Any]:
     return [loader.fetch(work, after(plan, position)) for position, work in enumerate(plan)]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def drawn_by_index(batches: list[Any]) -> dict[int, list[float]]:
@@ -105,24 +98,24 @@ def test_loader_workers_stay_through_batches_plans_and_epochs() -> None:
         assert pids == {child.pid for child in multiprocessing.active_children()}
 
 
-def test_stale_batches_are_dropped_and_not_collated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def open_when_stale(loader: Loader, gate: Path) -> None:
+    eventually(lambda: int(loader._batches._horizon) > 0, "what was prefetched is given up")
+    gate.touch()
+
+
+def test_stale_batches_are_dropped_and_not_collated(tmp_path: Path) -> None:
     dataset = Gated(tmp_path)
-    give_up_before = BatchMaker.give_up_before
-
-    def give_up_and_open(batches: BatchMaker, serial: int) -> None:
-        give_up_before(batches, serial)
-        if serial:
-            dataset.gate.touch()
-
-    monkeypatch.setattr(BatchMaker, "give_up_before", give_up_and_open)
     old = works(0, 0, [[0], [50, *range(51, 100)], *batches_of(list(range(100, 200)), 10)])
     new = works(1, 1, batches_of(list(range(500, 530)), 5))
     with Loader(dataset, seed=0, options=LoaderOptions(num_workers=1, prefetch_factor=4)) as loader:
         assert loader.fetch(old[0], after(old, 0)).tolist() == [0]
         # The loader worker is now inside of sample 50, of a batch that the next plan does not want.
-        wait_until(lambda: 50 in dataset.fetched())
+        eventually(lambda: 50 in dataset.fetched(), "sample 50 is asked for")
+        opener = threading.Thread(target=open_when_stale, args=(loader, dataset.gate))
+        opener.start()
         assert loader.fetch(new[0], after(new, 0)).tolist() == list(range(500, 505))
         assert loader.fetch(new[1], after(new, 1)).tolist() == list(range(505, 510))
+        opener.join()
     assert [index for index in dataset.fetched() if index < 500] == [0, 50]
 
 

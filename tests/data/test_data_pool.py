@@ -15,6 +15,7 @@ import tempfile
 import termios
 import textwrap
 import time
+from collections.abc import Iterator
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.data import pool
 from paceline.data.loader import MAX_DEATHS, Loader, LoaderOptions
+from paceline.testing.eventually import eventually
 from tests.data.samples import Augmented, Gated, after, batches_of, works
 
 TWO = LoaderOptions(num_workers=2)
@@ -46,13 +47,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def wait_until(holds: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def num_unread(loader: Loader) -> int:
@@ -122,7 +116,7 @@ def test_half_an_answer_holds_up_nobody(others: int) -> None:
                 if others:
                     other.fetch(works(0, 0, [[1]])[0], after([], 0))
             elif position == 5:
-                wait_until(lambda: num_unread(loader) >= 1 << 12)  # a pipe never holds all of an answer
+                eventually(lambda: num_unread(loader) >= 1 << 12, "a part of an answer lies in the pipe")
                 os.kill(mine[0], signal.SIGKILL)
         assert loader.num_deaths == 1
         assert other.num_deaths == 0
@@ -167,19 +161,27 @@ def test_a_death_while_somebody_waits_is_noticed(tmp_path: Path) -> None:
         assert loader.num_deaths == 1
 
 
+_newborn: list[int] = []
+os.register_at_fork(after_in_child=lambda: signal_myself())
+
+
+def signal_myself() -> None:
+    for number in _newborn:
+        os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def newborn() -> Iterator[list[int]]:
+    """Signals that a forked child gets before it does anything."""
+    yield _newborn
+    _newborn.clear()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("moment", ["at work", "just started"])
-def test_loader_workers_do_not_mind_signals(
-    number: signal.Signals, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin = pool.Beginning.__call__
-
-    def late(self: pool.Beginning, worker: int) -> None:
-        if moment == "just started":
-            os.kill(os.getpid(), number)
-        begin(self, worker)
-
-    monkeypatch.setattr(pool.Beginning, "__call__", late)
+def test_loader_workers_do_not_mind_signals(number: signal.Signals, moment: str, newborn: list[int]) -> None:
+    if moment == "just started":
+        newborn.append(number)
     plan = works(0, 0, [[k] for k in range(20)])
     with Loader(Augmented(), seed=0, options=TWO) as loader:
         for position, work in enumerate(plan):
@@ -231,4 +233,4 @@ def test_loader_workers_end_with_a_trainer_that_is_killed(context: str) -> None:
             assert len(pids) == 2
         finally:
             trainer.kill()
-    wait_until(lambda: not any(map(is_alive, pids)))
+    eventually(lambda: not any(map(is_alive, pids)), "the loader workers end")

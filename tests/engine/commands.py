@@ -8,13 +8,13 @@ import secrets
 import signal
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from paceline import engine
 from paceline.control.journal.labels import read_started
 from paceline.testing.account import account_of
+from paceline.testing.eventually import eventually
 from paceline.testing.forking import fork_context
 
 WAIT_S = 60.0
@@ -29,13 +29,6 @@ from paceline.control.shell.ticket import inherited
 ticket = inherited()
 assert ticket is not None
 """
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until, f"waited {WAIT_S} s in vain: {what}"
-        time.sleep(0.01)
 
 
 def state_of(pid: int) -> str:

@@ -7,16 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.checkpoint import Contents, newest_good
+from paceline.checkpoint import Contents, find, newest_good
 from paceline.control.journal.journal import JournalError, MemberRow
 from paceline.control.journal.reader import RunReader
+from paceline.testing.eventually import eventually
 from paceline.testing.netlab import Host, Netlab
 
 WAIT_S = 120.0
@@ -78,7 +78,7 @@ def newest(folder: Path) -> Contents:
 
 
 def operations_in(folder: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+    return sorted(found.operation for found in find(folder / "checkpoints"))
 
 
 class Run:
@@ -106,7 +106,7 @@ class Run:
 
     def run(self, *options: str, host: int = 0, folder: str = "head") -> subprocess.Popen[bytes]:
         self.folder = self.place / folder / "counted"
-        own = ("--folder", str(self.place / folder), "--name", "counted", "--host", self.lab.hosts[host].address)
+        own = ("--folder", str(self.place / folder), "--name", "counted", "--listen", self.lab.hosts[host].address)
         return self.start(self.lab.hosts[host], "run", "--plain", *own, *options, *self.script)
 
     def join(self, host: int, folder: str, *options: str, by: int = 0) -> subprocess.Popen[bytes]:
@@ -156,15 +156,17 @@ def start_on(host: Host, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def wait_until(condition: Callable[[], Any], *processes: subprocess.Popen[bytes]) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        for process in processes:
+    """As `eventually`, while these commands go on."""
+
+    def look() -> Any:
+        found = condition()
+        for process in () if found else processes:
             if process.poll() is not None:
                 assert process.stdout is not None
                 raise AssertionError(f"a command ended too early: {process.stdout.read().decode()}")
-        time.sleep(0.05)
-    return found
+        return found
+
+    return eventually(look, "the run to come so far", timeout_s=WAIT_S, look_s=0.05)
 
 
 def finish(process: subprocess.Popen[bytes], code: int = 0) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
-from tests.engine.commands import Command, eventually, is_alive, paceline, write_script
+from paceline.testing.eventually import eventually
+from paceline.testing.faults import fill
+from tests.engine.commands import Command, is_alive, paceline, write_script
 
 TRAINING = """
 import sys
@@ -24,21 +25,8 @@ sys.exit(0 if verdict == "released" else 1)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], capture_output=True).returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(disk: Path, name: str = "filler") -> Path:
-    filler = disk / name
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(b"\0" * 4096):
-            pass
-    return filler
+def small_disk(mount_small: Callable[[str], Path]) -> Path:
+    return mount_small("16m")
 
 
 def num_plans(disk: Path) -> int:
@@ -63,7 +51,7 @@ def test_deaths_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
     with paceline(tmp_path, "run", "-n", "2", "--name", "a", "--folder", "small/runs", script) as command:
         eventually(lambda: members_in(command) == 2, "the workers")
         eventually(lambda: num_plans(small_disk) == 1, "the first plan")
-        filler = fill(small_disk)
+        filler = fill(small_disk / "filler")
         os.kill(command.workers()[0], signal.SIGKILL)
         eventually(lambda: members_in(command) == 3, "another worker")
         eventually(lambda: num_plans(small_disk) >= 3, "a plan without the dead one, and one with its successor")
@@ -93,7 +81,7 @@ def test_a_coordinator_that_cannot_begin_for_want_of_room_is_waited_for(tmp_path
         os.kill(coordinator, signal.SIGKILL)
         eventually(lambda: not is_alive(coordinator), "its end")
         (small_disk / "runs/a/run.db-shm").unlink()
-        filler = fill(small_disk)
+        filler = fill(small_disk / "filler")
         os.kill(command.pid, signal.SIGCONT)
         eventually(lambda: "the coordinator waits for room on the disk" in command.err, "that it is waited for")
         filler.unlink()
@@ -136,7 +124,7 @@ def test_who_ends_a_run_that_waits_for_room_is_told_what_for_and_what_is_lost(tm
     script = write_script(tmp_path, SAVING)
     with paceline(tmp_path, "run", "-n", "2", "--name", "a", "--folder", "small/runs", script) as command:
         eventually(lambda: num_steps(small_disk) > 3, "steps")
-        fill(small_disk)
+        fill(small_disk / "filler")
         command.interrupt()
         eventually(lambda: "Ctrl-C again ends the run without it" in command.out + command.err, "what it waits for")
         assert f"5 minutes at most: no room for a checkpoint in {small_disk}" in command.out + command.err

@@ -59,7 +59,7 @@ class Pair:
         script = place / "train.py"
         script.write_text(SCRIPT)
         self._script = (str(script), str(place / "enough"))
-        own = ("--plain", *self._here, "--host", self.first.address)
+        own = ("--plain", *self._here, "--listen", self.first.address)
         self.run = self._start(self.first, "run", "-n", "1", *own, *self._script)
 
     def invite(self) -> None:

@@ -13,8 +13,9 @@ from paceline.checkpoint.files import read
 from paceline.control.exit_codes import LOST
 from paceline.control.journal.reader import RunReader
 from paceline.control.messages import losses
+from paceline.testing.eventually import eventually
 from paceline.watch import words
-from tests.engine.commands import eventually, paceline, pids_of, write_script
+from tests.engine.commands import paceline, pids_of, write_script
 
 TRAINING = """
 import pathlib, time
@@ -68,7 +69,7 @@ def test_leases_that_went_with_the_last_copy_of_rows_are_counted(tmp_path: Path,
         folder = tmp_path / "runs" / "a"
         eventually((tmp_path / "seven").exists, "the step")
         eventually(lambda: len(find(folder / "checkpoints")) == last // 5, "the checkpoints")
-        newest, _ = max(find(folder / "checkpoints"), key=lambda one: one[1])
+        newest = find(folder / "checkpoints")[0].path
         ((_, kept, _),) = {tuple(map(str, record)) for record in read(newest).state["leases"].values()}
         (server,) = pids_of(tmp_path, "s0")
         os.kill(server, signal.SIGKILL)

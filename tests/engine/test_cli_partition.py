@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.fleet import Fleet
 from paceline.control.machines.surveys import UNREACHABLE
 from paceline.control.messages.plan import Phase
 from paceline.testing import netlab
-from paceline.testing.fleet import Fleet
 from paceline.testing.netlab import Host, Netlab
 
 pytestmark = [

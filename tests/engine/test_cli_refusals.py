@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.commands import completed, eventually, paceline, write_script
+from paceline.testing.eventually import eventually
+from tests.engine.commands import completed, paceline, write_script
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.fleet import Fleet
 from paceline.testing import netlab
-from paceline.testing.fleet import Fleet
 from paceline.testing.netlab import Netlab
 
 pytestmark = [

@@ -11,7 +11,8 @@ import pytest
 
 from paceline.control.shell.ticket import VARIABLE
 from paceline.engine.slots import AgentRules
-from tests.engine.commands import Command, completed, eventually, is_alive, paceline, state_of, write_script
+from paceline.testing.eventually import eventually
+from tests.engine.commands import Command, completed, is_alive, paceline, state_of, write_script
 
 FOREVER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
@@ -122,7 +123,7 @@ def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path) -> None:
         (["-n", "0", script], "-n 0"),
         (["-n", "2", "--max", "1", script], "--max 1"),
         (["--name", "../up", script], "cannot be a folder's name"),
-        (["--host", "0.0.0.0", script], "--host 0.0.0.0"),
+        (["--listen", "0.0.0.0", script], "--listen 0.0.0.0"),
         (["--resume", "--name", "gone", script], "no run 'gone'"),
         (["--resume", script], "no run in"),
     ]:

@@ -78,7 +78,7 @@ def test_workers_and_servers_on_two_hosts_come_to_what_one_process_comes_to(tmp_
             stack.callback(process.kill)
             return process
 
-        own = ("--plain", *here, "--host", lab.hosts[0].address, "-n", "1", "--servers", "1")
+        own = ("--plain", *here, "--listen", lab.hosts[0].address, "-n", "1", "--servers", "1")
         run = start(0, "run", *own, str(script), str(tmp_path), "1000000", "first")
         wait_until(lambda: is_at_work(folder, 1), run)
         assert read_access(folder).ticket.tls

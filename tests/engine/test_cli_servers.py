@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 from paceline.control.shell.ticket import ACCESS_FILE, read_access
-from tests.engine.commands import Command, completed, eventually, is_alive, paceline, pids_of, write_script
+from paceline.testing.eventually import eventually
+from tests.engine.commands import Command, completed, is_alive, paceline, pids_of, write_script
 
 TRAINING = """
 from tests.engine import members

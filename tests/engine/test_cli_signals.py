@@ -24,7 +24,8 @@ import pytest
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
 from paceline.custody.names import find
-from tests.engine.commands import Command, completed, eventually, paceline, write_script
+from paceline.testing.eventually import eventually
+from tests.engine.commands import Command, completed, paceline, write_script
 
 LENGTH = 96
 TRAINING = """
@@ -180,7 +181,7 @@ def run_case(folder: Path, case: Case) -> None:
         send_to_all(command, case)
         code = command.wait()
         assert code == 128 + case.number, command.err
-        assert "was interrupted\ngo on after operation" in command.err
+        assert "was interrupted\ngo on after step" in command.err
         assert "  paceline run --resume " in command.err
         assert "Traceback" not in command.err, command.err
     num_epochs = check_interrupted(folder) + 2

@@ -64,9 +64,9 @@ def test_a_run_whose_record_was_deleted_says_so(place: ClaimedFolder, capsys: py
 
 def test_a_run_that_was_stopped_says_how_to_go_on(place: ClaimedFolder, capsys: pytest.CaptureFixture[str]) -> None:
     written(place, "interrupted", STOPPED.reason)
-    (place.folder / "checkpoints" / "step-000000007").mkdir(parents=True)
+    (place.folder / "checkpoints" / "step-000000007-op-7").mkdir(parents=True)
     lines = said(place, STOPPED, capsys)
-    assert lines[1:3] == ["go on after operation 7 with:", "  paceline run --resume train.py"]
+    assert lines[1:3] == ["go on after step 7 with:", "  paceline run --resume train.py"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_script_without_a_run_says_nothing(place: ClaimedFolder, capsys: pytes
 def test_an_address_that_is_not_of_this_machine_leaves_no_folder(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
-    command = ["run", "--folder", str(tmp_path / "runs"), "--host", "192.0.2.1", str(script)]
+    command = ["run", "--folder", str(tmp_path / "runs"), "--listen", "192.0.2.1", str(script)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
     assert "192.0.2.1" in result.output

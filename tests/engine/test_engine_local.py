@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from paceline import engine
+from paceline.control.exit_codes import exit_words
 from paceline.control.shell.ticket import Ticket
 from paceline.engine import reaper as script_of_reaper
-from paceline.engine.base import Process, exit_words
+from paceline.engine.base import Process
 from paceline.engine.local import Job, LocalEngine
 from paceline.engine.output import Output
 from paceline.engine.reaper_handle import ReaperHandle, guarded
-from tests.engine.commands import SESSION, eventually, is_alive, state_of
+from paceline.testing.eventually import eventually
+from tests.engine.commands import SESSION, is_alive, state_of
 
 TICKET = Ticket(
     run="a", folder="", address=("127.0.0.1", 0), local_name="", host="", secret=b"s", fingerprint=b"f", tls=False

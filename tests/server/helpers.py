@@ -54,14 +54,14 @@ def identity(number: int) -> Identity:
 class Group:
     """Does what the coordinator does: makes the next placement from what the servers say."""
 
-    def __init__(self, num_servers: int, num_replicas: int) -> None:
+    def __init__(self, num_servers: int, num_replicas: int, check: Callable[[], None], host_label: str) -> None:
         self._num_replicas = num_replicas
+        self._host_label = host_label
         self.services: dict[str, ServerService] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.placement = Placement()
         self._endpoint = Endpoint(Credentials(identity(-1), SECRET, "worker"))
-        self.client = GroupClient(self._endpoint)
-        self.client.on_empty = self.load
+        self.client = GroupClient(self._endpoint, check=check, on_empty=self.load)
         self.num_loaded = 0
         for _ in range(num_servers):
             self.start()
@@ -112,7 +112,7 @@ class Group:
 
     def _place(self, ranges: Sequence[Replicas]) -> None:
         named = {one.server for many in ranges for one in many.everybody()}
-        cards = tuple(Card.of(self.endpoints[name]) for name in sorted(named))
+        cards = tuple(Card.of(self.endpoints[name], self._host_label) for name in sorted(named))
         self.placement = Placement(self.placement.version + 1, 1, 1, cards, tuple(ranges))
         for service in self.services.values():
             service.adopt(self.placement)
@@ -182,8 +182,11 @@ class Group:
 
 
 @contextlib.contextmanager
-def group_of(num_servers: int, num_replicas: int = 1) -> Iterator[Group]:
-    group = Group(num_servers, num_replicas)
+def group_of(
+    num_servers: int, num_replicas: int = 1, *, check: Callable[[], None] = lambda: None, is_far: bool = False
+) -> Iterator[Group]:
+    """`check` is what the worker calls while it waits. Servers that are `is_far` share no memory with it."""
+    group = Group(num_servers, num_replicas, check, "far" if is_far else "")
     try:
         yield group
     finally:

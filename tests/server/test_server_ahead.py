@@ -8,24 +8,15 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
-from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
 from paceline.server.messages import CommitStep, Need, ServerRequest
 from paceline.server.parcels import Parcel
-from paceline.server.post import Postbox
 from paceline.strategy.served_rows import ServedRows
 from tests.server.helpers import IDS, NUM_RANGES, PARTITIONS, SETTINGS, SPEC, Group, group_of
 
 HALF = IDS[::2]
-
-
-@pytest.fixture
-def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers as if they were on other hosts: rows are pulled in the background."""
-    monkeypatch.setattr(GroupClient, "is_near", False)
 
 
 @contextlib.contextmanager
@@ -51,14 +42,8 @@ def commit(group: Group, rows: ServedRows, step: int) -> None:
     rows.came_ahead(Need(step=step))
 
 
-@pytest.mark.usefixtures("far")
-@pytest.mark.parametrize("shares_memory", [True, False])
-def test_what_an_update_changed_comes_with_its_answer_and_the_rest_came_before(
-    monkeypatch: pytest.MonkeyPatch, shares_memory: bool
-) -> None:
-    if not shares_memory:  # as between hosts: tensors are sent
-        monkeypatch.setattr(Postbox, "_place", lambda *_: None)
-    with group_of(2, 2) as group, rows_of(group) as rows:
+def test_what_an_update_changed_comes_with_its_answer_and_the_rest_came_before() -> None:
+    with group_of(2, 2, is_far=True) as group, rows_of(group) as rows:
         group.stage(1)
         group.commit(1)
         rows.need = Need(step=1)
@@ -75,9 +60,8 @@ def test_what_an_update_changed_comes_with_its_answer_and_the_rest_came_before(
         assert rows.take_ahead() is None, "it is used once"
 
 
-@pytest.mark.usefixtures("far")
 def test_without_an_update_in_between_it_is_as_it_was_pulled() -> None:
-    with group_of(1) as group, rows_of(group) as rows:
+    with group_of(1, is_far=True) as group, rows_of(group) as rows:
         group.stage(1)
         group.commit(1)
         rows.need = Need(step=1)
@@ -96,9 +80,8 @@ def test_without_an_update_in_between_it_is_as_it_was_pulled() -> None:
         assert rows.take_ahead() is None, "another placement"
 
 
-@pytest.mark.usefixtures("far")
 def test_what_needs_a_lease_that_is_not_done_is_not_given() -> None:
-    with group_of(2) as group, rows_of(group) as rows:
+    with group_of(2, is_far=True) as group, rows_of(group) as rows:
         group.stage(1)
         group.commit(1)
         rows.ask_ahead({"t": HALF}, Need(epoch=0, prefix=1))
@@ -111,9 +94,8 @@ def test_what_needs_a_lease_that_is_not_done_is_not_given() -> None:
         assert rows.take_ahead() is None
 
 
-@pytest.mark.usefixtures("far")
 def test_a_move_and_a_new_group_take_back_what_was_asked_for() -> None:
-    with group_of(2, 2) as group, rows_of(group) as rows:
+    with group_of(2, 2, is_far=True) as group, rows_of(group) as rows:
         group.stage(1)
         group.commit(1)
         rows.need = Need(step=1)
@@ -134,9 +116,8 @@ def test_a_move_and_a_new_group_take_back_what_was_asked_for() -> None:
         assert torch.equal(found["t"][1], rows.pull({"t": HALF}, make=False)["t"])
 
 
-@pytest.mark.usefixtures("far")
 def test_a_server_that_dies_meanwhile_costs_no_more_than_asking_again() -> None:
-    with group_of(2, 2) as group, rows_of(group) as rows:
+    with group_of(2, 2, is_far=True) as group, rows_of(group) as rows:
         group.stage(1)
         group.commit(1)
         rows.need = Need(step=1)
@@ -151,9 +132,8 @@ def test_a_server_that_dies_meanwhile_costs_no_more_than_asking_again() -> None:
         assert torch.equal(rows.pull({"t": IDS}, make=False)["t"], torch.full((len(IDS), 2), -2.0))
 
 
-@pytest.mark.usefixtures("far")
 def test_cached_rows_are_not_asked_for() -> None:
-    with group_of(2) as group, rows_of(group, cache=4) as rows:
+    with group_of(2, is_far=True) as group, rows_of(group, cache=4) as rows:
         group.stage(1)
         group.commit(1)
         rows.need = Need(step=1)
@@ -168,12 +148,7 @@ def test_cached_rows_are_not_asked_for() -> None:
         assert rows.num_pulled == len(IDS), "now all are cached"
 
 
-@pytest.mark.parametrize("shares_memory", [True, False])
-def test_servers_on_this_host_give_all_rows_of_the_next_batch_with_the_update(
-    monkeypatch: pytest.MonkeyPatch, shares_memory: bool
-) -> None:
-    if not shares_memory:
-        monkeypatch.setattr(Postbox, "_place", lambda *_: None)
+def test_servers_on_this_host_give_all_rows_of_the_next_batch_with_the_update() -> None:
     with group_of(2, 2) as group, rows_of(group, cache=4) as rows:
         group.stage(1)
         group.commit(1)

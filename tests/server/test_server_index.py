@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.server import index, memory
+from paceline.server import memory
 from paceline.server.index import KeyIndex
+from paceline.testing import faults
 
 LOW, HIGH = -(2**63), 2**63 - 1
 # The inverse of the hash's multiplier: multiples of it have small products, as near to one bucket as keys can be.
@@ -153,28 +154,23 @@ def test_bytes_a_key() -> None:
             assert made.num_bytes <= 24 * len(made) + memory.SLAB * 8
 
 
-def test_a_lack_of_memory_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_adds_nothing() -> None:
+    """There is room for the keys, and none for the buckets."""
     made = KeyIndex()
     made.add(torch.arange(1000))
     made.remove(torch.arange(10))
-    real = index._table_of
-
-    def refuse(num_buckets: int) -> index.Entries:
-        if num_buckets > 4096:
-            raise MemoryError("no room")
-        return real(num_buckets)
-
-    monkeypatch.setattr(index, "_table_of", refuse)
     for _ in range(3):
-        with pytest.raises(MemoryError, match="no room"):
-            made.add(torch.arange(500, 100_000))
+        with (
+            faults.little_memory(memory.SPARE_BYTES + (1 << 20)),
+            pytest.raises(MemoryError, match="for the buckets of an index"),
+        ):
+            made.add(torch.arange(500, 400_000))
         assert len(made) == 990
         assert made.num_slots == 1000
         assert made.find(torch.arange(0, 2000)).tolist() == [-1] * 10 + list(range(10, 1000)) + [-1] * 1000
-    monkeypatch.undo()
     assert made.add(keys_of(2**40, 2**41)).tolist() == [9, 8]
-    made.add(torch.arange(500, 100_000))
-    assert len(made) == 99_992
+    made.add(torch.arange(500, 400_000))
+    assert len(made) == 399_992
 
 
 def test_keys_of_another_kind_are_refused() -> None:

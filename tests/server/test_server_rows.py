@@ -18,6 +18,7 @@ from paceline.server.parcels import Partitions
 from paceline.server.row_optimizers import Hyper
 from paceline.server.rows import RowTable
 from paceline.server.spec import TableSpec
+from paceline.testing import faults
 
 LR = Hyper(lr=0.5)
 
@@ -550,24 +551,23 @@ def test_bytes_of_a_large_table() -> None:
             assert table.num_bytes <= 1.6 * table.row_bytes
 
 
-def test_a_lack_of_memory_is_an_error_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_an_error_and_changes_nothing() -> None:
     table = table_of()
     table.pull(torch.arange(100))
     before = exported(table)
-    monkeypatch.setattr(memory, "available_bytes", lambda: memory.SPARE_BYTES + 1000)
-    for _ in range(2):
-        with pytest.raises(MemoryError, match=r"MiB more for the rows of table 'users'.*add servers"):
-            table.pull(torch.arange(5000))
-    assert exported(table) == before
-    monkeypatch.undo()
+    with faults.little_memory(memory.SPARE_BYTES + 1000):
+        for _ in range(2):
+            with pytest.raises(MemoryError, match=r"MiB more for the rows of table 'users'.*add servers"):
+                table.pull(torch.arange(5000))
+        assert exported(table) == before
     assert torch.equal(table.pull(torch.arange(5000)), InitialRows(table.spec).of(torch.arange(5000)))
 
 
-def test_rows_can_be_dropped_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_can_be_dropped_when_memory_is_short() -> None:
     table = table_of()
     table.pull(torch.arange(5000))
-    monkeypatch.setattr(memory, "available_bytes", lambda: memory.SPARE_BYTES)
-    table.drop(torch.arange(5000))
+    with faults.little_memory(memory.SPARE_BYTES):
+        table.drop(torch.arange(5000))
     assert torch.equal(table.pull(torch.arange(5000)), InitialRows(table.spec).of(torch.arange(5000)))
 
 

@@ -7,19 +7,21 @@ import os
 import socket
 import threading
 import time
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from paceline.errors import DeadlineExceeded, PacelineError, RequestRefused, Unserved
 from paceline.server import client as clients
+from paceline.server import service as services
 from paceline.server.client import GroupClient
 from paceline.server.errand import Errand
 from paceline.server.errors import Superseded
 from paceline.server.messages import Fence, Need, StageStep
 from paceline.server.parcels import Parcel
 from paceline.server.store import TensorStore
+from paceline.testing import faults
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials
 from tests.server.helpers import IDS, NUM_RANGES, group_of, identity, in_thread
@@ -180,28 +182,39 @@ def test_strangers_and_noise_at_the_port_harm_nobody(caplog: pytest.LogCaptureFi
         assert group.values(step=1) == {-1.0}
 
 
-def test_who_gives_up_waits_until_nobody_writes_to_its_memory_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_up, written = threading.Event(), threading.Event()
-    pull = TensorStore.pull
+class SlowStore(TensorStore):
+    """When it `is_slow`, it gives nothing before the worker has given up, and not at once then."""
 
-    def slow_pull(*arguments: Any) -> Any:
-        given_up.wait(20)
-        time.sleep(0.3)  # enough for somebody who does not wait to be gone
-        found = pull(*arguments)
-        written.set()
+    is_slow = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given_up, self.written = threading.Event(), threading.Event()
+
+    def pull(self, ranges: Sequence[int], parcel: Parcel) -> Parcel | None:
+        if self.is_slow:
+            assert self.given_up.wait(20)
+            time.sleep(0.3)  # enough for somebody who does not wait to be gone
+        found = super().pull(ranges, parcel)
+        if self.is_slow:
+            self.written.set()
         return found
 
-    def give_up() -> None:
-        given_up.set()
-        raise InterruptedError
 
-    with group_of(1) as group:
+def test_who_gives_up_waits_until_nobody_writes_to_its_memory_any_more() -> None:
+    store = SlowStore()
+
+    def give_up() -> None:
+        if store.is_slow:
+            store.given_up.set()
+            raise InterruptedError
+
+    with faults.armed(services.STORE, lambda: store), group_of(1, check=give_up) as group:
         group.values()
-        monkeypatch.setattr(TensorStore, "pull", slow_pull)
-        monkeypatch.setattr(group.client, "_check", give_up)
+        store.is_slow = True
         with pytest.raises(InterruptedError):
             group.values()
-        assert written.is_set()
+        assert store.written.is_set()
 
 
 def test_waits_that_are_in_vain_end_and_say_what_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paceline.testing import faults
 from paceline.testing.counting import Counting
 from paceline.testing.rehearsal import say, worker_number
 from paceline.train import transfer
@@ -43,7 +44,7 @@ def train(case: Case, in_body: Callable[[int], None] = lambda _: None) -> dict[s
         checkpoints=Checkpoints(every_s=None, every_steps=case.every_steps, keep_last=case.keep_last),
     )
     loss_fn = counting.loss_fn(model)
-    faults: list[str] = []
+    wrong: list[str] = []
     num_own = 0
     with session:
         for epoch in session.epochs(case.epochs):
@@ -53,14 +54,14 @@ def train(case: Case, in_body: Callable[[int], None] = lambda _: None) -> dict[s
                 num_own += 1
                 say(session.steps)
                 in_body(num_own)
-            faults += [
+            wrong += [
                 f"after epoch {epoch.number}: {one}"
                 for one in counting.faults_of_model(model.state_dict(), epoch.number + 1)
             ]
-    faults += [f"at the end: {one}" for one in counting.faults_of_model(model.state_dict(), case.epochs)]
+    wrong += [f"at the end: {one}" for one in counting.faults_of_model(model.state_dict(), case.epochs)]
     counts = counting.counts_of(model.counts)
     return {
-        "faults": faults,
+        "faults": wrong,
         "own": num_own,
         "steps": session.steps,
         "lowest": counts.amin(0).tolist(),
@@ -70,16 +71,11 @@ def train(case: Case, in_body: Callable[[int], None] = lambda _: None) -> dict[s
 
 def train_and_give_late(case: Case, num_meanwhile: int) -> dict[str, Any]:
     """What this worker gives to others leaves it only when it has done so many leases."""
-    send, is_late = transfer.send, threading.Event()
+    is_late = threading.Event()
 
-    class Late:
-        def __init__(self, group: Any) -> None:
-            self._group = group
+    def wait(_: int) -> None:
+        if not is_late.wait(30.0):
+            raise TimeoutError(f"there were no {num_meanwhile} leases")
 
-        def send(self, *arguments: Any, **options: Any) -> None:
-            if not is_late.wait(30.0):
-                raise TimeoutError(f"there were no {num_meanwhile} leases")
-            self._group.send(*arguments, **options)
-
-    transfer.send = lambda group, rank, parcel: send(Late(group), rank, parcel)  # type: ignore[arg-type]
+    faults.arm(transfer.SENDING, wait)
     return train(case, in_body=lambda num_own: is_late.set() if num_own == num_meanwhile else None)

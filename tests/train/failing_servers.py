@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+from paceline.server import service
 from paceline.server.dense import Block
 from paceline.server.keeper import RangeKeeper
-from paceline.server.messages import Forward
-from paceline.wire.memory import available_bytes, total_bytes
+from paceline.server.messages import Acknowledged, Forward
+from paceline.server.parcels import Parcel
+from paceline.server.store import TensorStore
+from paceline.testing import faults
+from paceline.wire.memory import AVAILABLE_BYTES, total_bytes
 
 FAILING = 1  # the number of the server
 
@@ -22,37 +25,36 @@ def is_time(folder: Path) -> bool:
 
 def cannot_follow(folder: Path, number: int) -> None:
     """As a replica: what the primary has made cannot be made here."""
-    follow = RangeKeeper._follow
 
-    def fail(keeper: RangeKeeper, ranges: Sequence[int], forward: Forward, parcel: Any) -> None:
-        if is_time(folder):
-            raise MemoryError("the test has taken it all")
-        follow(keeper, ranges, forward, parcel)
+    class Keeper(RangeKeeper):
+        def take(self, sender: str, forward: Forward, parcel: Parcel) -> Acknowledged:
+            if is_time(folder):
+                raise MemoryError("the test has taken it all")
+            return super().take(sender, forward, parcel)
 
     if number == FAILING:
-        mock.patch.object(RangeKeeper, "_follow", fail).start()
+        faults.arm(service.KEEPER, Keeper)
 
 
 def cannot_finish_an_update(folder: Path, number: int) -> None:
     """As a primary: some ranges are updated, others are not."""
-    update = Block.update
-    calls = []
+    num_updates = itertools.count()
 
-    def fail(block: Block, *arguments: Any) -> None:
-        calls.append(block)
-        if is_time(folder) and len(calls) % 2:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        update(block, *arguments)
+    class FailingBlock(Block):
+        def update(self, *arguments: Any) -> None:
+            if is_time(folder) and next(num_updates) % 2:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            super().update(*arguments)
+
+    class Store(TensorStore):
+        make_block = FailingBlock
 
     if number == FAILING:
-        mock.patch.object(Block, "update", fail).start()
+        faults.arm(service.STORE, Store)
 
 
 def has_no_room_for_rows(folder: Path, _: int) -> None:
-    def available() -> int:
-        return 0 if is_time(folder) else available_bytes()
-
-    mock.patch("paceline.server.memory.available_bytes", available).start()
+    faults.arm(AVAILABLE_BYTES, lambda: 0 if is_time(folder) else None)
 
 
 def has_few_addresses(_: int) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch.utils.data import TensorDataset
 
 import paceline.server.__main__ as server_main
 from paceline.nn import Embedding
-from paceline.server import metering
+from paceline.server import metering, service
 from paceline.server.layout import NUM_PARTITIONS
-from paceline.server.parcels import Partitions
-from paceline.server.rows import RowTable
+from paceline.server.parcels import Parcel, Partitions
+from paceline.server.store import TensorStore
+from paceline.server.tables import Tables
+from paceline.testing import faults
 from paceline.testing.rehearsal import say
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
@@ -48,13 +50,18 @@ def the_first_is_slow(number: int) -> None:
 def _slow_down(seconds_per_row: float) -> None:
     """And measure in short windows: a test has less patience than a training."""
     metering.WINDOW_S, metering.FEWEST, server_main.LOOK_S = 0.2, 4, 0.1
-    push = RowTable.push
 
-    def slow_push(table: RowTable, ids: torch.Tensor, *arguments: Any) -> None:
-        time.sleep(len(ids) * seconds_per_row)
-        push(table, ids, *arguments)
+    class SlowTables(Tables):
+        def update(self, parts: Sequence[tuple[Parcel, set[int]]], *others: Any) -> None:
+            time.sleep(sum(len(ids) for _, (ids, _) in self._summed(parts)) * seconds_per_row)
+            super().update(parts, *others)
 
-    mock.patch.object(RowTable, "push", slow_push).start()
+    class Store(TensorStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = SlowTables()
+
+    faults.arm(service.STORE, Store)
 
 
 def hot_ids(partitions: list[int]) -> torch.Tensor:

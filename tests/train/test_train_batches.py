@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from paceline.balance import Shares
 from paceline.data.cursor import Cursor
 from paceline.data.loader import LoaderOptions
+from paceline.testing.eventually import eventually
 from paceline.train.batches import MOST_VALIDATION, GlobalBatches, ValidationData
 
 
@@ -82,9 +82,7 @@ def test_loader_workers_are_not_waited_for() -> None:
     try:
         assert batches.look_ahead(BOTH, 0, Cursor(0, 0)) is None, "they have not been started"
         batches.fetch(BOTH, 0, Cursor(0, 0))
-        end = time.monotonic() + 20
-        while (ahead := batches.look_ahead(BOTH, 0, Cursor(0, 4))) is None and time.monotonic() < end:
-            time.sleep(0.01)
+        ahead = eventually(lambda: batches.look_ahead(BOTH, 0, Cursor(0, 4)), "the next batch is there")
         assert ahead is not None
         assert batches.fetch(BOTH, 0, Cursor(0, 4)) is ahead
         assert ahead.value.tolist() == [4, 5]

@@ -64,7 +64,7 @@ def check_results(results: list[Any], case: Case) -> None:
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
-    return [path for path, _ in find(folder / "checkpoints")]
+    return [found.path for found in find(folder / "checkpoints")]
 
 
 def check_checkpoints(folder: Path, counting: Counting) -> None:

@@ -50,13 +50,23 @@ def test_a_seat_is_on_a_host_whatever_its_label() -> None:
 
 
 def contents_of(operation: int) -> Contents:
-    return Contents(run="r", operation=operation, epoch=0, position=8, model={"w": torch.full((3,), float(operation))})
+    return Contents(
+        run="r",
+        step=operation,
+        operation=operation,
+        epoch=0,
+        position=8,
+        model={"w": torch.full((3,), float(operation))},
+    )
 
 
 def test_the_newest_that_a_worker_of_a_host_holds_is_what_stays(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for operation in (7, 6, 7, 8):
-        assert write_held(folder, contents_of(operation), RULES) == folder / f"step-{max(operation, 7):09d}"
+        assert (
+            write_held(folder, contents_of(operation), RULES)
+            == folder / f"step-{max(operation, 7):09d}-op-{max(operation, 7)}"
+        )
     assert [found.operation for found in find(folder)] == [8, 7]
     assert read(folder / "latest").model["w"].tolist() == [8.0] * 3
 

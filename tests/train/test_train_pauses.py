@@ -28,7 +28,7 @@ def test_a_coordinator_that_stood_still_takes_nobody_for_dead(tmp_path: Path) ->
     settings = RunSettings(wanted=3, fewest=1, silence_s=SILENCE_S)
     with Rehearsal(train, 0, 0.01, str(enough), workers=3, folder=tmp_path, settings=settings) as run:
         run.wait_for(lambda: all(run.said(number) for number in range(3)))
-        for round_ in range(5):
+        for round_ in range(3):
             pause(run, round_ % 3, (1.1 + 0.3 * round_) * SILENCE_S)
             there = max(len(run.said(number)) for number in range(3))
             run.wait_for(lambda: min(len(run.said(number)) for number in range(3)) > there + 2)  # noqa: B023

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 import torch
 from torch import nn
 
 from paceline.checkpoint import Contents, find, write
-from paceline.checkpoint.stores import LocalStore
-from paceline.errors import CorruptCheckpoint, DiskFull
+from paceline.errors import CorruptCheckpoint
+from paceline.testing import faults
 from paceline.train import saving
 from paceline.train.saving import Checkpoints
 from paceline.train.session import Session
@@ -20,7 +18,9 @@ from paceline.train.session import Session
 
 def contents_of(operation: int) -> Contents:
     model = {"weight": torch.full((3,), float(operation))}
-    return Contents(run="r", operation=operation, epoch=0, position=operation, model=model, state={}, plan={})
+    return Contents(
+        run="r", step=operation, operation=operation, epoch=0, position=operation, model=model, state={}, plan={}
+    )
 
 
 def checkpoint_of(folder: Path, operation: int) -> None:
@@ -32,17 +32,16 @@ def test_a_last_state_that_is_in_no_checkpoint_is_told(tmp_path: Path, monkeypat
     checkpoint_of(tmp_path, 3)
     saver = saving.Saver(Checkpoints(), tmp_path, lambda *_: None)
     monkeypatch.setattr(saving, "WRITING_S", 0.0)
-    monkeypatch.setattr(saver, "close", functools.partial(close_soon, saver))
     assert saver.unsaved() == ""
-    full = DiskFull(tmp_path, 100, 7)
-    monkeypatch.setattr(LocalStore, "write", functools.partialmethod(raising, full))
-    saver.take(contents_of(6), wait=True)
-    saver.publish(6)
-    saver.close()
-    assert saver.unsaved() == (
-        f"the state after operation 6, the last one, is in no checkpoint: {full}; "
-        "the newest checkpoint is that of operation 3"
-    )
+    with faults.full_disk(tmp_path, 7):
+        saver.take(contents_of(6), wait=True)
+        saver.publish(6)
+        assert saver._keeper is not None
+        saver._keeper.close(wait_s=0.0)
+    said = saver.unsaved()
+    assert said.startswith("the state after operation 6, the last one, is in no checkpoint: no room for a checkpoint")
+    assert " and 7 are free" in said
+    assert said.endswith("; the newest checkpoint is that of operation 3")
 
 
 def test_a_last_state_that_is_published_when_the_worker_closes_is_saved(tmp_path: Path) -> None:
@@ -54,17 +53,8 @@ def test_a_last_state_that_is_published_when_the_worker_closes_is_saved(tmp_path
     assert [found.operation for found in find(tmp_path)] == [6]
 
 
-def close_soon(saver: saving.Saver) -> None:
-    assert saver._keeper is not None
-    saver._keeper.close(wait_s=0.0)
-
-
-def raising(_: LocalStore, error: Exception, *__: Any) -> NoReturn:
-    raise error
-
-
 def damage(folder: Path, operation: int) -> None:
-    file = folder / f"step-{operation:09d}" / "model.safetensors"
+    file = folder / f"step-{operation:09d}-op-{operation}" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
 
 
@@ -90,7 +80,10 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: P
     for _ in range(2):  # also not when it is tried again
         with pytest.raises(CorruptCheckpoint, match="none of the run's checkpoints can be read") as caught:
             trained(tmp_path, 2)
-        assert all(f"step-{operation:09d}/model.safetensors: its checksum" in str(caught.value) for operation in there)
+        assert all(
+            f"step-{operation:09d}-op-{operation}/model.safetensors: its checksum" in str(caught.value)
+            for operation in there
+        )
         assert "begins anew" in str(caught.value)
     assert [found.operation for found in find(tmp_path)] == there
     for found in find(tmp_path):
@@ -108,9 +101,9 @@ def test_damaged_checkpoints_are_put_aside_for_an_older_one_and_the_log_says_so(
     assert progress is not None
     told = [remark.text for remark in progress.lines if "put aside" in remark.text]
     assert len(told) == 1
-    assert told[0].startswith(f"unreadable, put aside: step-{newest:09d}: ")
+    assert told[0].startswith(f"unreadable, put aside: step-{newest:09d}-op-{newest}: ")
     assert "checksum" in told[0]
-    assert (tmp_path / f"corrupt-step-{newest:09d}").exists()
+    assert (tmp_path / f"corrupt-step-{newest:09d}-op-{newest}").exists()
     assert older[0] in [found.operation for found in find(tmp_path)]
 
 
@@ -119,6 +112,6 @@ def test_the_last_checkpoint_that_is_left_is_not_put_aside(tmp_path: Path) -> No
     checkpoint_of(tmp_path, 3)
     saver = saving.Saver(Checkpoints(), tmp_path, lambda *_: None)
     damage(tmp_path, 3)
-    with pytest.raises(CorruptCheckpoint, match=r"cannot go on: .*step-000000003"):
+    with pytest.raises(CorruptCheckpoint, match=r"cannot go on: .*step-000000003-op-3"):
         saver.read(3)
     assert saver.newest_name() == 3

@@ -289,7 +289,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main worker of a run that is going on removes old ones while newcomers look."""
-    gone = Skipped(tmp_path / "step-000000001", "it is not there any more")
+    gone = Skipped(tmp_path / "step-000000001-op-1", "it is not there any more")
     answers = [(None, [gone]), (None, [])]
     monkeypatch.setattr(sources, "newest_good", lambda _: answers.pop(0))
     saver = saving.Saver(Checkpoints(), tmp_path, lambda kind, text: pytest.fail(f"{kind}: {text}"))
@@ -299,7 +299,9 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_a_bad_one(
 
 def checkpoint_of(folder: Path, operation: int) -> None:
     model = {"weight": torch.full((3,), float(operation))}
-    contents = Contents(run="r", operation=operation, epoch=0, position=operation, model=model, state={}, plan={})
+    contents = Contents(
+        run="r", step=operation, operation=operation, epoch=0, position=operation, model=model, state={}, plan={}
+    )
     write(folder, contents)
 
 
@@ -313,8 +315,8 @@ def test_a_worker_that_waits_sees_newer_checkpoints_and_starts_from_the_one_it_w
     assert saver.read(6).model["weight"].tolist() == [6.0, 6.0, 6.0]
     saver.abandon_after(6)
     assert [found.operation for found in find(tmp_path)] == [6, 3]
-    assert told == ["skipped checkpoint: step-000000009: the run starts again from 6"]
-    (tmp_path / "step-000000006" / "model.safetensors").write_bytes(b"")
+    assert told == ["skipped checkpoint: operation 9: the run starts again from 6"]
+    (tmp_path / "step-000000006-op-6" / "model.safetensors").write_bytes(b"")
     with pytest.raises(Evicted, match="operation 6 cannot be read"):
         saver.read(6)
     assert saver.newest_name() == 3

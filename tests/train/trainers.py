@@ -21,8 +21,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from paceline.control.messages.plan import NOTHING
-from paceline.control.messages.progress import ProgressKeeper
+from paceline.control.shell import client
 from paceline.data.order import Orders
+from paceline.testing import faults
+from paceline.testing.eventually import eventually
 from paceline.testing.rehearsal import say
 from paceline.train import transfer
 from paceline.train.loops.steps import Step
@@ -66,30 +68,15 @@ class WithBallast(nn.Module):
         return out
 
 
-class _Held:
-    """A group through which large tensors are not sent before there is a file of this name."""
-
-    def __init__(self, group: Any, go_on: str) -> None:
-        self._group = group
-        self._go_on = go_on
-
-    def send(self, tensor: torch.Tensor, rank: int, *, tag: int) -> None:
-        ends_at = time.monotonic() + 30.0
-        if tensor.nbytes > 1 << 20 and not os.path.exists(self._go_on):
-            say(("giving", rank))
-            while not os.path.exists(self._go_on) and time.monotonic() < ends_at:
-                time.sleep(0.005)
-        self._group.send(tensor, rank, tag=tag)
-
-
 def train_with_held_transfers(go_on: str, *arguments: Any) -> dict[str, Any]:
-    """Says ("giving", rank) in the middle of each transfer of state, and waits there."""
-    send = transfer.send
+    """Says ("giving", rank) in the middle of each transfer of state, and waits there for a file of this name."""
 
-    def held(group: Any, rank: int, parcel: Any) -> None:
-        send(_Held(group, go_on), rank, parcel)  # type: ignore[arg-type]
+    def hold(rank: int) -> None:
+        if not os.path.exists(go_on):
+            say(("giving", rank))
+            eventually(lambda: os.path.exists(go_on), "the transfer may go on")
 
-    transfer.send = held
+    faults.arm(transfer.SENDING, hold)
     return train(*arguments, make=WithBallast)
 
 
@@ -133,7 +120,7 @@ def train_unheard_until_a_checkpoint(founder: str, *arguments: Any) -> dict[str,
     try:
         with open(founder, "x"):
             pass
-        ProgressKeeper.take = lambda *_: None  # type: ignore[method-assign]
+        faults.arm(client.SAYING, lambda _, kind: kind == "progress")
         is_first = True
     except FileExistsError:
         is_first = False

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
-from paceline.control.journal import journal as journals
 from paceline.control.journal.journal import Happening, Journal, MemberRow
 from paceline.control.journal.reader import EventRow, PlanRow, StepRecord
 from paceline.control.messages.plan import Plan, PlanStart, Seat
@@ -28,11 +25,11 @@ FACTS = {"fact/dataset_length": str(LENGTH), "fact/global_batch": str(BATCH), "f
 class Writer:
     """A run whose clock is `now`; `running` and the others write what a coordinator would."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, has_clock: bool) -> None:
         self.now = START
         self.operation = 0
         self.generation = 0
-        self.journal = Journal(folder)
+        self.journal = Journal(folder, clock=(lambda: self.now) if has_clock else time.time)
 
     def say(self, status: str, reason: str = "", **more: str) -> None:
         run = {"name": "digits", "status": status, "reason": reason, "started": str(START), **FACTS, **more}
@@ -86,11 +83,9 @@ class Writer:
 
 
 @contextlib.contextmanager
-def writing(folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> Iterator[Writer]:
-    """With a monkeypatch the journal has the writer's clock, without one that of this machine."""
-    writer = Writer(folder)
-    if monkeypatch is not None:
-        monkeypatch.setattr(journals, "time", types.SimpleNamespace(time=lambda: writer.now, monotonic=time.monotonic))
+def writing(folder: Path, *, has_clock: bool = False) -> Iterator[Writer]:
+    """If it `has_clock`, the journal goes by the writer's, else by that of this machine."""
+    writer = Writer(folder, has_clock)
     try:
         yield writer
     finally:

@@ -6,13 +6,13 @@ import contextlib
 import io
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
 from paceline.control.journal.reader import RunReader
+from paceline.testing.eventually import eventually
 from paceline.watch import status
 from paceline.watch.display import watch
 
@@ -43,11 +43,13 @@ class Watching:
         return CONTROL.sub("", self.output.getvalue())
 
     def see(self, what: str) -> None:
-        until = time.monotonic() + WAIT_S
-        while what not in " ".join(self.text.split()):
-            assert self._thread.is_alive(), f"the display ended before {what!r} was seen: {self.text[-2000:]}"
-            assert time.monotonic() < until, f"{what!r} was not seen: {self.text[-2000:]}"
-            time.sleep(0.005)
+        def is_seen() -> bool:
+            has_ended = not self._thread.is_alive()  # looked at before the text, which may be its last
+            is_there = what in " ".join(self.text.split())
+            assert is_there or not has_ended, f"the display ended before {what!r} was seen: {self.text[-2000:]}"
+            return is_there
+
+        eventually(is_seen, f"{what!r} is seen")
 
     def stop(self) -> str:
         """The last picture, or the last lines."""

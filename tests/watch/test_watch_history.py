@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -25,8 +26,8 @@ def test_losses_and_metrics_are_lists_of_one_length(tmp_path: Path) -> None:
             assert math.isnan(metrics(reader)["broken"].values[0])
 
 
-def test_what_a_rollback_took_back_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(tmp_path, monkeypatch) as writer, RunReader(tmp_path) as reader:
+def test_what_a_rollback_took_back_does_not_count(tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer, RunReader(tmp_path) as reader:
         a_whole_run(writer)
         recent = RecentSteps()
         assert [row.operation for row in recent.update(reader, reader.plans(), 8)] == list(range(1, 9))
@@ -60,19 +61,23 @@ def test_foundings_leave_what_they_started_from() -> None:
     assert [row.operation for row in standing_steps(rows, plans)] == [1, 2, 3]
 
 
+class AskedReader(RunReader):
+    """Notes since which operation it is asked for steps."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.asked: list[int] = []
+
+    def steps(self, since: int = -1) -> list[StepRecord]:
+        self.asked.append(since)
+        return super().steps(since)
+
+
 def test_only_the_last_steps_of_a_long_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.watch.look.KEPT_STEPS", 3)
-    with writing(tmp_path) as writer, RunReader(tmp_path) as reader:
+    with writing(tmp_path) as writer, contextlib.closing(AskedReader(tmp_path)) as reader:
         a_whole_run(writer)
-        asked: list[int] = []
-        read = reader.steps
-
-        def asking(since: int) -> list[StepRecord]:
-            asked.append(since)
-            return read(since)
-
-        monkeypatch.setattr(reader, "steps", asking)
         recent = RecentSteps()
         assert [row.operation for row in recent.update(reader, reader.plans(), 8)] == [6, 7, 8]
         assert [row.operation for row in recent.update(reader, reader.plans(), 8)] == [6, 7, 8]
-        assert asked == [5, 8]
+        assert reader.asked == [5, 8]

@@ -9,10 +9,11 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.control.journal.reader import RunReader
+from paceline.testing.eventually import eventually
 from paceline.watch import status
 from paceline.watch.display import watch
 from paceline.watch.history import losses
-from tests.control.helpers import eventually, new_config, serving, training
+from tests.control.helpers import new_config, serving, training
 
 
 def test_a_run_is_followed_from_its_beginning_to_its_end(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -48,10 +47,8 @@ def interrupted(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("prepare", [never_started, live, ended, failed, interrupted])
-def test_every_state_is_plain_json_and_a_table(
-    prepare: Callable[[Writer], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with writing(tmp_path, monkeypatch) as writer:
+def test_every_state_is_plain_json_and_a_table(prepare: Callable[[Writer], None], tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer:
         prepare(writer)
         with RunReader(tmp_path) as reader:
             values = status.as_json(reader)
@@ -65,8 +62,8 @@ def test_every_state_is_plain_json_and_a_table(
             assert state in text
 
 
-def test_what_the_json_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(tmp_path, monkeypatch) as writer:
+def test_what_the_json_says(tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer:
         ended(writer)
         with RunReader(tmp_path) as reader:
             values: dict[str, Any] = status.as_json(reader)
@@ -103,8 +100,8 @@ def test_the_length_of_the_data_is_also_told_by_the_fact_about_it(tmp_path: Path
         assert status.as_json(reader)["run"]["dataset_length"] is None
 
 
-def test_what_is_left_is_told_from_speed_and_cursor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(tmp_path, monkeypatch) as writer, RunReader(tmp_path) as reader:
+def test_what_is_left_is_told_from_speed_and_cursor(tmp_path: Path) -> None:
+    with writing(tmp_path, has_clock=True) as writer, RunReader(tmp_path) as reader:
         writer.say("running")
         writer.steps(0, EPOCH[:2])
         look = look_at(reader, writer.now)
@@ -126,10 +123,10 @@ def test_speed_counts_lots_of_one_time_over_the_time_between_them() -> None:
     assert speed([msgspec.structs.replace(step(1, 0, 10), seconds=0.0)]) == 0.0
 
 
-def test_a_coordinator_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_is_gone_is_said(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
     gone.wait()
-    with writing(tmp_path, monkeypatch) as writer, RunReader(tmp_path) as reader:
+    with writing(tmp_path, has_clock=True) as writer, RunReader(tmp_path) as reader:
         writer.say("running")
         writer.steps(0)
         assert not status.as_json(reader)["run"]["coordinator_is_gone"], "nobody knows"
@@ -185,7 +182,7 @@ def test_what_goes_into_a_pipe_is_not_wrapped(
     assert max(map(len, narrow)) <= 60
 
 
-def test_processes_that_have_not_joined_are_shown(tmp_path: Path) -> None:
+def test_processes_that_have_not_joined_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def starting(*processes: tuple[str, int, bool]) -> dict[str, str]:
         return {STARTING: json.dumps(processes)}
 
@@ -200,8 +197,25 @@ def test_processes_that_have_not_joined_are_shown(tmp_path: Path) -> None:
                 {"role": "worker", "pid": 4711, "label": "", "host": "lab-1"},
                 {"role": "server", "pid": 5, "label": "s0", "host": ""},
             ]
-        with RunReader(tmp_path) as reader, patch("platform.node", lambda: "lab-1"):
+        monkeypatch.setattr("platform.node", lambda: "lab-1")
+        with RunReader(tmp_path) as reader:
             assert "being started: worker w1 (process 4711 on lab-1)" in drawn(reader)
         writer.say("ended")
         with RunReader(tmp_path) as reader:
             assert "being started" not in drawn(reader)
+
+
+def test_workers_of_this_machine_are_called_as_their_output_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others the id is shown: their slots are numbered on their own machine."""
+    name = "ab" * 8
+    with writing(tmp_path) as writer:
+        writer.say("running")
+        writer.member(name, rank=0)
+        writer.event("dead", name, "it was killed")
+        (tmp_path / LABELS_FILE).write_text(json.dumps({"slots": {"w1": [2, 4711]}}))
+        for host, label in (("lab-1", "w1"), ("lab-2", name[:8])):
+            monkeypatch.setattr("platform.node", lambda host=host: host)
+            with RunReader(tmp_path) as reader:
+                shown = drawn(reader)
+            assert f"died worker {label}: it was killed" in shown
+            assert any(line.split()[:2] == ["0", label] for line in shown.splitlines())

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -36,13 +35,6 @@ _numbers = itertools.count()
 
 def soon(operation: str = "a test") -> Deadline:
     return Deadline(WAIT_S, operation)
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until, f"waited {WAIT_S} s in vain: {what}"
-        time.sleep(0.005)
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline.testing.eventually import eventually
 from paceline.wire.beacon import beacons_of
 from paceline.wire.card import Card
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.guardian import guardian
 from paceline.wire.handshake import Credentials
 from paceline.wire.identity import Identity
-from tests.wire.helpers import SECRET, WAIT_S, eventually
+from tests.wire.helpers import SECRET, WAIT_S
 
 
 def endpoint_of(member: str, *, tls: bool) -> Endpoint:

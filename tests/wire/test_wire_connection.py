@@ -13,22 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConnectionLost, DeadlineExceeded, ProtocolError
+from paceline.testing.eventually import eventually
 from paceline.wire import frame
 from paceline.wire.connection import RETRY_MS, TCP_RTO_MAX_MS, Connection, drop_sent
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import raw_bytes
 from paceline.wire.waiting import Wanted
-from tests.wire.helpers import (
-    EVERY_DTYPE,
-    PAIRS,
-    WAIT_S,
-    connected,
-    eventually,
-    in_background,
-    same_bits,
-    some_tensor,
-    soon,
-)
+from tests.wire.helpers import EVERY_DTYPE, PAIRS, WAIT_S, connected, in_background, same_bits, some_tensor, soon
 
 BIG = 24 << 20
 

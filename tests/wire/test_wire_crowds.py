@@ -7,6 +7,7 @@ import os
 import pytest
 
 from paceline.errors import ConnectionLost, ProtocolError
+from paceline.testing.eventually import eventually
 from paceline.wire import endpoint as endpoints
 from paceline.wire.connection import Connection
 from paceline.wire.descriptors import Fd
@@ -15,7 +16,7 @@ from paceline.wire.endpoint import Endpoint
 from paceline.wire.mapping import PAGE
 from paceline.wire.memory import SharedMemory
 from paceline.wire.waiting import PLAIN
-from tests.wire.helpers import assert_serves, credentials, eventually, soon
+from tests.wire.helpers import assert_serves, credentials, soon
 
 
 def test_silent_visitors_of_one_address_do_not_keep_those_of_this_host_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.errors import AddressError, ConnectionLost, DeadlineExceeded, HandshakeRefused
+from paceline.testing.eventually import eventually
 from paceline.wire import endpoint as endpoint_module
 from paceline.wire import frame
 from paceline.wire.connection import Connection
@@ -32,7 +33,6 @@ from tests.wire.helpers import (
     assert_serves,
     connected,
     credentials,
-    eventually,
     in_background,
     num_welcomes,
     read_to_end,

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from paceline.errors import HandshakeRefused
+from paceline.testing.eventually import eventually
 from paceline.wire import handshake
 from paceline.wire.connection import Connection
 from paceline.wire.dialing import connect, dial, wrap_tls
@@ -25,7 +26,7 @@ from paceline.wire.frame import HANDSHAKE_LIMITS
 from paceline.wire.handshake import VERSION, Challenge, Credentials, HandshakeAnswer, Hello
 from paceline.wire.identity import Identity, fingerprint_of, verify
 from paceline.wire.waiting import PLAIN
-from tests.wire.helpers import SECRET, WAIT_S, assert_serves, credentials, eventually, in_background, soon, visit
+from tests.wire.helpers import SECRET, WAIT_S, assert_serves, credentials, in_background, soon, visit
 
 WAYS = ["plain", "tls", "unix"]
 every_way = pytest.mark.parametrize("way", WAYS)

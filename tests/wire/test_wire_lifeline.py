@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.testing.eventually import eventually
 from paceline.wire.lifeline import LOCK_BYTES, LifelineHolder, LifelineWatcher
 from paceline.wire.memory import SharedMemory
 
@@ -57,13 +58,11 @@ class Holding:
         self.tell(b"")
 
 
-def watchers_end() -> bool:
-    until = time.monotonic() + SOON_S
-    while any(thread.name == "paceline-watcher" for thread in threading.enumerate()):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
+def wait_for_the_end_of_watchers() -> None:
+    def have_ended() -> bool:
+        return not any(thread.name == "paceline-watcher" for thread in threading.enumerate())
+
+    eventually(have_ended, "the watchers end")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -82,7 +81,7 @@ def test_every_watcher_hears_of_a_death_once(memory: SharedMemory, number: int) 
     for _ in range(3):
         assert all_heard.acquire(timeout=SOON_S)
     assert sorted(heard) == [0, 1, 2]
-    assert watchers_end()
+    wait_for_the_end_of_watchers()
 
 
 def test_a_death_from_before_the_watch_is_heard_of_too(memory: SharedMemory) -> None:
@@ -99,7 +98,7 @@ def test_a_release_in_order_is_no_death(memory: SharedMemory) -> None:
     LifelineWatcher(memory.address, memory.buffer, heard.set)
     holding.tell(b"r")
     os.waitpid(holding.pid, 0)
-    assert watchers_end()
+    wait_for_the_end_of_watchers()
     assert not heard.is_set()
 
 
@@ -108,7 +107,7 @@ def test_who_no_longer_watches_hears_nothing(memory: SharedMemory) -> None:
     heard = threading.Event()
     watcher = LifelineWatcher(memory.address, memory.buffer, heard.set)
     watcher.close()
-    assert watchers_end()
+    wait_for_the_end_of_watchers()
     holding.end(signal.SIGKILL)
     assert not heard.wait(NEVER_S)
 
@@ -116,11 +115,13 @@ def test_who_no_longer_watches_hears_nothing(memory: SharedMemory) -> None:
 def test_a_child_of_the_holder_keeps_nobody_alive(memory: SharedMemory) -> None:
     """As loader workers are: they have the memory, and their parent's end is told all the same."""
     readable, writable = os.pipe()
+    waits, end = os.pipe()
     holder = os.fork()
     if holder == 0:
+        os.close(end)
         kept = LifelineHolder(memory.address, 1, memory.buffer)
         if os.fork() == 0:
-            time.sleep(2.0)
+            os.read(waits, 1)  # until the test has closed its end
             os._exit(0)
         os.write(writable, b"1")
         time.sleep(60)
@@ -133,4 +134,6 @@ def test_a_child_of_the_holder_keeps_nobody_alive(memory: SharedMemory) -> None:
     LifelineWatcher(memory.address, memory.buffer, heard.set)
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)
-    assert heard.wait(1.0)
+    assert heard.wait(SOON_S)
+    os.close(waits)
+    os.close(end)

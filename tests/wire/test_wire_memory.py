@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import OutOfSharedMemory
+from paceline.testing import faults
 from paceline.wire import mapping
-from paceline.wire import memory as memory_module
 from paceline.wire.descriptors import Fd
 from paceline.wire.handover import receive_descriptors, send_descriptors
 from paceline.wire.mapping import PAGE
@@ -143,13 +143,13 @@ def test_more_than_the_arena_has_is_out_of_shared_memory_with_a_remedy() -> None
     memory.close()
 
 
-def test_more_than_the_host_has_is_told_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_host_has_is_told_before_it_is_taken() -> None:
     memory, arena = new_arena()
-    monkeypatch.setattr(memory_module, "available_bytes", lambda: 10 * PAGE)
-    with pytest.raises(OutOfSharedMemory, match=r"this host has [\d,]+ MiB available"):
-        arena.empty((11 * PAGE,), torch.uint8)
-    assert memory.committed_bytes() == 0
-    assert arena.offset_of(arena.empty((10 * PAGE,), torch.uint8)) == START
+    with faults.little_memory(10 * PAGE):
+        with pytest.raises(OutOfSharedMemory, match=r"this host has [\d,]+ MiB available"):
+            arena.empty((11 * PAGE,), torch.uint8)
+        assert memory.committed_bytes() == 0
+        assert arena.offset_of(arena.empty((10 * PAGE,), torch.uint8)) == START
     memory.close()
 
 

@@ -7,9 +7,10 @@ import socket
 
 import pytest
 
+from paceline.testing.eventually import eventually
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.reachable import unreachable
-from tests.wire.helpers import credentials, eventually, num_welcomes
+from tests.wire.helpers import credentials, num_welcomes
 
 
 def closed_port() -> tuple[str, int]:

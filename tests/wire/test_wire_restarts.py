@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import AddressError
+from paceline.testing.eventually import eventually
 from paceline.wire.connection import Connection
 from paceline.wire.dialing import dial
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
-from tests.wire.helpers import SECRET, eventually, soon
+from tests.wire.helpers import SECRET, soon
 
 
 @pytest.mark.parametrize("tls", [False, True])

@@ -1,6 +1,6 @@
 """Checkpoints on disk.
 
-    <folder>/step-000000123/
+    <folder>/step-000000123-op-130/
         model.safetensors     the weights under their state_dict names, for any safetensors reader
         state.safetensors     all other tensors
         manifest.json         everything else, and the checksums
@@ -33,8 +33,9 @@ import paceline
 from paceline.checkpoint import manifest as manifests
 from paceline.checkpoint import tensorfile, tree
 from paceline.checkpoint.manifest import FileRecord, Manifest
-from paceline.custody.names import MANIFEST, MAX_OPERATION, MODEL, NAME, STATE, find, path_of
-from paceline.custody.partial import Partial
+from paceline.custody import names as checkpoint_names
+from paceline.custody.names import MANIFEST, MAX_OPERATION, MODEL, STATE
+from paceline.custody.partial import Partial, free_bytes
 from paceline.errors import CheckpointError, CorruptCheckpoint, DiskFull
 from paceline.wire.descriptors import Fd, creating
 
@@ -47,6 +48,7 @@ class Contents:
     The versions and the time are those of the writing, and empty before."""
 
     run: str
+    step: int
     operation: int
     epoch: int
     position: int
@@ -60,7 +62,12 @@ class Contents:
     def __post_init__(self) -> None:
         if type(self.run) is not str or not self.run:
             raise ValueError(f"run={self.run!r} must be the name of the run, a text")
-        for field, highest in (("operation", MAX_OPERATION), ("epoch", 1 << 62), ("position", 1 << 62)):
+        for field, highest in (
+            ("step", MAX_OPERATION),
+            ("operation", MAX_OPERATION),
+            ("epoch", 1 << 62),
+            ("position", 1 << 62),
+        ):
             value = getattr(self, field)
             if type(value) is not int or not 0 <= value <= highest:
                 raise ValueError(f"{field}={value!r} must be a whole number from 0 to {highest}")
@@ -126,7 +133,7 @@ def write(folder: Path, contents: Contents) -> Path:
     """Write a checkpoint and publish it; returns its path. One of the same operation is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = write_partial(folder, prepare(contents))
-    return publish(partial, folder, contents.operation)
+    return publish(partial, folder, contents.step, contents.operation)
 
 
 def write_partial(folder: Path, prepared: Prepared, between: Callable[[], None] = lambda: None) -> Partial:
@@ -137,9 +144,8 @@ def write_partial(folder: Path, prepared: Prepared, between: Callable[[], None] 
     needed_bytes = sum(record.num_bytes for record in sizes.values())
     needed_bytes += len(manifests.encode(_manifest(prepared, sizes)))
     try:
-        free_bytes = _free_bytes(folder)
-        if needed_bytes > free_bytes:
-            raise DiskFull(folder, needed_bytes, free_bytes)
+        if needed_bytes > (room_bytes := free_bytes(folder)):
+            raise DiskFull(folder, needed_bytes, room_bytes)
         partial = Partial(folder)
         try:
             records = {}
@@ -152,7 +158,7 @@ def write_partial(folder: Path, prepared: Prepared, between: Callable[[], None] 
         return partial
     except OSError as error:
         if error.errno in _NO_ROOM:
-            raise DiskFull(folder, needed_bytes, _free_bytes(folder)) from error
+            raise DiskFull(folder, needed_bytes, free_bytes(folder)) from error
         raise CheckpointError(
             f"cannot write a checkpoint of {needed_bytes:,} bytes in {folder}: {error.strerror or error}; check that "
             "the folder is there, may be written, and is not over a limit"
@@ -195,14 +201,13 @@ def _layouts(prepared: Prepared) -> dict[str, tensorfile.FileLayout]:
     }
 
 
-def publish(partial: Partial, folder: Path, operation: int) -> Path:
-    final = path_of(folder, operation)
+def publish(partial: Partial, folder: Path, step: int, operation: int) -> Path:
     try:
-        partial.publish(final)
+        return checkpoint_names.publish(partial, folder, step, operation)
     except OSError as error:
         partial.remove()
+        final = checkpoint_names.path_of(folder, step, operation)
         raise CheckpointError(f"cannot give the checkpoint its name {final}: {error.strerror or error}") from error
-    return final
 
 
 def _write_tensors(
@@ -233,6 +238,7 @@ def _manifest(prepared: Prepared, records: dict[str, FileRecord]) -> Manifest:
     return Manifest(
         format=manifests.FORMAT,
         run=contents.run,
+        step=contents.step,
         operation=contents.operation,
         epoch=contents.epoch,
         position=contents.position,
@@ -245,11 +251,6 @@ def _manifest(prepared: Prepared, records: dict[str, FileRecord]) -> Manifest:
         extra=prepared.extra,
         state=prepared.state,
     )
-
-
-def _free_bytes(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -268,6 +269,7 @@ def read(path: Path, *, verify: bool = True) -> Contents:
         plan = tree.unflatten(manifest.plan, {})
         return Contents(
             run=manifest.run,
+            step=manifest.step,
             operation=manifest.operation,
             epoch=manifest.epoch,
             position=manifest.position,
@@ -297,9 +299,11 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
         raise CheckpointError(f"cannot read {name}: {error.strerror or error}") from error
     finally:
         fd.close()
-    named = NAME.fullmatch(path.name)
-    if named and int(named[1]) != manifest.operation:
-        raise CorruptCheckpoint(f"{name}: it is of operation {manifest.operation}, but its folder's name says another")
+    named = checkpoint_names.NAME.fullmatch(path.name)
+    if named and (int(named[1]), int(named[2])) != (manifest.step, manifest.operation):
+        raise CorruptCheckpoint(
+            f"{name}: it is of step {manifest.step}, operation {manifest.operation}, but its folder's name says another"
+        )
     return manifest
 
 
@@ -342,9 +346,9 @@ def _open(path: Path) -> Fd:
 def newest_good(folder: Path) -> tuple[Contents | None, list[Skipped]]:
     """The newest checkpoint that can be read, None if there is none, and which were skipped and why."""
     skipped: list[Skipped] = []
-    for path, _ in find(folder):
+    for found in checkpoint_names.find(folder):
         try:
-            return read(path), skipped
+            return read(found.path), skipped
         except CheckpointError as error:
-            skipped.append(Skipped(path, str(error)))
+            skipped.append(Skipped(found.path, str(error)))
     return None, skipped

@@ -15,7 +15,7 @@ import msgspec
 
 from paceline.errors import CheckpointError, CorruptCheckpoint
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 1 << 30
 _END = ',"checksum":"{}"}}\n'
 _END_BYTES = len(_END.format("0" * 64))
@@ -32,6 +32,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     run: str
+    step: int
     operation: int
     epoch: int
     position: int

@@ -33,7 +33,8 @@ class SaveStage(enum.Enum):
 class Pending:
     """`path` is where it is, or would be, when published."""
 
-    def __init__(self, operation: int, path: Path, changed: threading.Condition) -> None:
+    def __init__(self, step: int, operation: int, path: Path, changed: threading.Condition) -> None:
+        self.step = step
         self.operation = operation
         self.path = path
         self.stage = SaveStage.COPYING

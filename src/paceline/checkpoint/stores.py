@@ -32,7 +32,7 @@ class Draft(Protocol):
 
 
 class CheckpointStore(Protocol):
-    def path_of(self, operation: int) -> Path:
+    def path_of(self, step: int, operation: int) -> Path:
         """Where a checkpoint is, or would be; for people."""
 
     def has(self, operation: int) -> bool:
@@ -40,7 +40,7 @@ class CheckpointStore(Protocol):
 
     def write(self, prepared: files.Prepared, between: Between) -> Draft: ...
 
-    def publish(self, draft: Draft, operation: int, between: Between) -> None: ...
+    def publish(self, draft: Draft, step: int, operation: int, between: Between) -> None: ...
 
     def tidy(self, scores: Mapping[int, float], published: int | None) -> list[Path]:
         """Keep what the rules say; what was removed."""
@@ -60,18 +60,18 @@ class LocalStore:
                 f"cannot keep checkpoints in {folder}: {error.strerror or error}; give a folder that can be written"
             ) from error
 
-    def path_of(self, operation: int) -> Path:
-        return names.path_of(self._folder, operation)
+    def path_of(self, step: int, operation: int) -> Path:
+        return names.path_of(self._folder, step, operation)
 
     def has(self, operation: int) -> bool:
-        return self.path_of(operation).is_dir()
+        return any(found.operation == operation for found in names.find(self._folder))
 
     def write(self, prepared: files.Prepared, between: Between) -> Partial:
         return files.write_partial(self._folder, prepared, between)
 
-    def publish(self, draft: Draft, operation: int, between: Between) -> None:
+    def publish(self, draft: Draft, step: int, operation: int, between: Between) -> None:
         assert isinstance(draft, Partial)
-        files.publish(draft, self._folder, operation)
+        files.publish(draft, self._folder, step, operation)
 
     def tidy(self, scores: Mapping[int, float], published: int | None) -> list[Path]:
         return self._shelf.tidy(scores, published=published)
@@ -110,8 +110,8 @@ class DistantStore:
         self._published: set[int] = set()
         self._has_warned = False
 
-    def path_of(self, operation: int) -> Path:
-        return names.path_of(Path(names.FOLDER), operation)
+    def path_of(self, step: int, operation: int) -> Path:
+        return names.path_of(Path(names.FOLDER), step, operation)
 
     def has(self, operation: int) -> bool:
         return operation in self._published
@@ -120,7 +120,8 @@ class DistantStore:
         partial = self._write_here(prepared, between)
         try:
             sent = files.InMemory(prepared, between) if partial is None else OnDisk(partial.path)
-            return _Sent(partial, self._depot.hold(sent, prepared.contents.operation, between))
+            contents = prepared.contents
+            return _Sent(partial, self._depot.hold(sent, contents.step, contents.operation, between))
         except BaseException as error:
             if partial is not None:
                 partial.remove()
@@ -142,7 +143,7 @@ class DistantStore:
         self._has_warned = False
         return partial
 
-    def publish(self, draft: Draft, operation: int, between: Between) -> None:
+    def publish(self, draft: Draft, step: int, operation: int, between: Between) -> None:
         assert isinstance(draft, _Sent)
         try:
             draft.held.publish(between)
@@ -156,7 +157,7 @@ class DistantStore:
         rules = self._rules
         asked = Tidying(rules.keep_last, rules.keep_best, dict(scores), published)
         removed = [Path(name) for name in self._depot.tidy(asked)]
-        self._published -= {int(named[1]) for path in removed if (named := names.NAME.fullmatch(path.name))}
+        self._published -= {int(named[2]) for path in removed if (named := names.NAME.fullmatch(path.name))}
         return removed
 
     def close(self) -> None:

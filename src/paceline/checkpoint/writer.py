@@ -112,19 +112,20 @@ class CheckpointWriter:
         """Copy everything and write it in the background. None, with a warning, if the previous one is still being
         written, or if there is no memory. What cannot be saved is a `TypeError`."""
         self._check_usable()
-        pending = Pending(contents.operation, self._store.path_of(contents.operation), self._changed)
+        step, operation = contents.step, contents.operation
+        pending = Pending(step, operation, self._store.path_of(step, operation), self._changed)
         with self._changed:
-            if contents.operation in self._pending:
-                raise ValueError(f"operation {contents.operation} has a snapshot already; take one for each operation")
+            if operation in self._pending:
+                raise ValueError(f"operation {operation} has a snapshot already; take one for each operation")
             if self._copied is not None and self._copied.waits_for_room:
                 self._copied.is_unwanted = True  # this one is newer
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._copied is None, _GIVE_UP_S)
             before = self._copied
             if before is None:
-                self._copied = self._pending[contents.operation] = pending
+                self._copied = self._pending[operation] = pending
         if before is not None:
-            text = f"operation {contents.operation}: the checkpoint of {before.operation} is still being written"
+            text = f"operation {operation}: the checkpoint of {before.operation} is still being written"
             _log.warning("no snapshot of %s", text)
             self._tell("skipped", text)
             return None
@@ -317,7 +318,7 @@ class CheckpointWriter:
     def _publish(self, pending: Pending) -> None:
         assert pending.draft is not None
         try:
-            self._store.publish(pending.draft, pending.operation, lambda: self._check_wanted(pending))
+            self._store.publish(pending.draft, pending.step, pending.operation, lambda: self._check_wanted(pending))
         except _Unwanted:
             self._end(pending, SaveStage.DROPPED)
             return

@@ -117,7 +117,7 @@ def _resume_command(
     """What makes this machine the run's host, from what its workers left; with as many copies as it has servers for."""
     if not rules.workers:
         return None
-    where = ["--folder", str(folder.parent), "--name", folder.name, "--host", address]
+    where = ["--folder", str(folder.parent), "--name", folder.name, "--listen", address]
     copies = str(min(replicas, rules.servers))
     servers = ["--servers", str(rules.servers), "--replicas", copies] if rules.servers else []
     return ["paceline", "run", "--resume", *where, "-n", str(rules.workers), *servers, *script]

@@ -45,7 +45,7 @@ def invite(
     if invited.local_only:
         typer.echo(
             "this invitation works on this machine only, because the run listens on a loopback address; "
-            "start the run with --host ADDRESS to let others in",
+            "start the run with --listen ADDRESS to let others in",
             err=True,
         )
     typer.echo(invited.code)
@@ -107,9 +107,10 @@ def logs(
     name: NameOption = "",
     folder: FolderOption = Path("runs"),
 ) -> None:
-    """Prints what workers and servers have printed, those of machines that joined included."""
+    """Prints what workers and servers have printed, those of machines that joined included. Without --name: of the only
+    run that is going on, or of the newest if none is."""
     try:
-        run = _find(folder, name)
+        run = _find(folder, name, or_newest=True)
         _print_logs(run, partial(_logs_of, run, member), follow=follow)
     except (PacelineError, ValueError) as error:
         leave(error, BAD_INPUT)
@@ -221,10 +222,10 @@ def _print_logs(run: Path, find_paths: Callable[[], list[Path]], *, follow: bool
 # -- asking ----------------------------------------------------------------------------------------------------------
 
 
-def _find(root: Path, name: str) -> Path:
+def _find(root: Path, name: str, *, or_newest: bool = False) -> Path:
     from paceline.engine.folders import find
 
-    return find(root, name)
+    return find(root, name, or_newest=or_newest)
 
 
 def _command(run: Path, operation: str, arguments: Any, answer_type: type[Answer]) -> Answer:

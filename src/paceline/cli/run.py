@@ -37,7 +37,9 @@ def run(
     name: Annotated[str, typer.Option(help="The run's name.", show_default="script and time")] = "",
     folder: FolderOption = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with this run, or with the newest.")] = False,
-    host: Annotated[str, typer.Option(help="This machine's address, for others to join by.")] = "127.0.0.1",
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="This machine's address, for others to join by.")
+    ] = "127.0.0.1",
     restarts: Annotated[int, typer.Option(help="How often a process that died is started again.")] = 3,
     strict: StrictOption = False,
     shares: Annotated[
@@ -62,7 +64,7 @@ def run(
     try:
         command = command_of(script, is_module=module)
         hosting = _hosting(
-            *(workers, fewest, most, host, restarts),
+            *(workers, fewest, most, listen, restarts),
             strict=strict,
             shares=shares,
             capacity=capacity,
@@ -91,7 +93,7 @@ def _hosting(
     workers: int,
     fewest: int,
     most: int | None,
-    host: str,
+    listen: str,
     restarts: int,
     *,
     strict: bool,
@@ -106,8 +108,8 @@ def _hosting(
     from paceline.engine.running import Hosting
     from paceline.engine.slots import AgentRules
 
-    if host in ("0.0.0.0", "::", ""):
-        raise ValueError(f"--host {host} is every address of this machine; give the one that the others use")
+    if listen in ("0.0.0.0", "::", ""):
+        raise ValueError(f"--listen {listen} is every address of this machine; give the one that the others use")
     AgentRules(workers=workers, servers=servers, restarts=restarts)
     if capacity and shares != speeds.AUTO:
         raise ValueError(f"--capacity {capacity} has no effect on fixed shares (--shares {shares}); leave out either")
@@ -115,7 +117,7 @@ def _hosting(
     hosting = Hosting(
         workers=workers,
         fewest=fewest,
-        host=host,
+        host=listen,
         restarts=restarts,
         strict=strict,
         shares=speeds.parse_shares(shares),
@@ -153,7 +155,7 @@ def _run(
         # It listens on the address that was given: where that is not of this machine, no folder is made.
         stores = stack.enter_context(Stores(hosting.host, backend))
         place = stack.enter_context(contextlib.closing(folders.claim(root, name, resume=resume)))
-        here = ["--folder", str(place.folder.parent), "--name", name, "--host", hosting.host]
+        here = ["--folder", str(place.folder.parent), "--name", name, "--listen", hosting.host]
         servers = ["--servers", str(hosting.servers), "--replicas", str(hosting.replicas)] if hosting.servers else []
         resume_words = ["paceline", "run", "--resume", *here, "-n", str(hosting.workers), *servers, *script]
         if resume:

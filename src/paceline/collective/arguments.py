@@ -51,6 +51,14 @@ def check_rank(name: str, rank: int, size: int) -> None:
         raise ValueError(f"{name}={rank!r} is not a rank of this group; ranks are 0..{size - 1}")
 
 
+def check_ranks(ranks: Sequence[int], rank: int, size: int) -> None:
+    """Those of a new group, which a member of it calls for."""
+    if rank not in ranks:
+        raise ValueError(f"rank {rank} is not in {list(ranks)}; only members of the new group may call regroup")
+    if len(set(ranks)) != len(ranks) or not all(0 <= one < size for one in ranks):
+        raise ValueError(f"{list(ranks)} are not distinct ranks of 0..{size - 1}")
+
+
 def check_list(
     name: str, tensors: Sequence[torch.Tensor], size: int, dtype: torch.dtype | None, *, writes: bool
 ) -> None:

@@ -38,6 +38,7 @@ from paceline.collective.sequencer import Key, Sequencer
 from paceline.collective.shared import SharedPath
 from paceline.collective.succession import Describe
 from paceline.errors import GroupError
+from paceline.fault_points import FaultPoint
 from paceline.wire.card import Card
 from paceline.wire.deadline import Deadline
 from paceline.wire.dtypes import name_of
@@ -46,6 +47,7 @@ from paceline.wire.memory import SharedMemory
 
 DEFAULT_TIMEOUT_S = 300.0
 FORMING_S = 60.0
+FORMED: FaultPoint[[str], None] = FaultPoint("a group of this name is there on this member")
 
 
 class Group:
@@ -102,6 +104,7 @@ class Group:
         group = cls(parts, timeout_s=timeout_s, ephemeral=ephemeral)
         try:
             group._reducer.settle_model(model, deadline)
+            FORMED.reach(name)
         except BaseException:
             group._close(formed=False)
             raise
@@ -110,12 +113,7 @@ class Group:
     def regroup(self, ranks: Sequence[int], *, forming_s: float = FORMING_S) -> Group:
         """A new group over these ranks of this one, in the order given, in the same processes. Works while this group
         does, and after it failed; not after `close`. All of `ranks` must call it with the same list."""
-        if self.rank not in ranks:
-            raise ValueError(
-                f"rank {self.rank} is not in {list(ranks)}; only members of the new group may call regroup"
-            )
-        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
-            raise ValueError(f"{list(ranks)} are not distinct ranks of 0..{self.size - 1}")
+        arguments.check_ranks(ranks, self.rank, self.size)
         members = tuple(self.cards[rank].member for rank in ranks)
         name = succession.name_of_next(self.name, members, self._num_followers[members])
         following = self._form_next(ranks, name, self.timeout_s, forming_s)

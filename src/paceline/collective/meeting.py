@@ -11,8 +11,6 @@ input, a file of mode 600), never as an argument of a command.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import secrets
 import threading
 from typing import NamedTuple
@@ -23,36 +21,20 @@ import torch
 from paceline.collective.group import DEFAULT_TIMEOUT_S, FORMING_S, Group
 from paceline.wire import calls
 from paceline.wire.card import Card
+from paceline.wire.codes import AccessCode
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
-from paceline.wire.decoding import decode
-from paceline.wire.dialing import dial, is_loopback
+from paceline.wire.dialing import is_loopback
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
 
 _ROOM = "meeting"
-_PREFIX = "paceline1:"
 
 
-class Invitation(msgspec.Struct, frozen=True, array_like=True):
-    address: tuple[str, int]
-    secret: bytes
-    fingerprint: bytes
-    tls: bool
-
-    def encode(self) -> str:
-        return _PREFIX + base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
-
-    @classmethod
-    def decode(cls, text: str) -> Invitation:
-        body = text.strip().removeprefix(_PREFIX)
-        try:
-            return decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), cls)
-        except (msgspec.DecodeError, binascii.Error, ValueError) as error:
-            raise ValueError(
-                "this is not an invitation, or it was cut; copy the whole line, from paceline1: on"
-            ) from error
+class Invitation(AccessCode, frozen=True, array_like=True):
+    PREFIX = "paceline1:"
+    WHAT = "an invitation"
 
 
 class _Arrival(msgspec.Struct, frozen=True, array_like=True):
@@ -148,7 +130,7 @@ def join(
     invited = Invitation.decode(invitation)
     mine = Credentials(Identity(), invited.secret, "worker")
     deadline = Deadline(forming_s, f"joining the meeting at {invited.address[0]}:{invited.address[1]} as rank {rank}")
-    connection = dial(mine, invited.address, _ROOM, deadline=deadline, tls=invited.tls, pin=invited.fingerprint)
+    connection = invited.dial(mine, _ROOM, deadline)
     try:
         host = where.host or connection.socket.getsockname()[0]
         endpoint = Endpoint(mine, host=host, tls=invited.tls if where.tls is None else where.tls)

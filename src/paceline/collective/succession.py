@@ -33,6 +33,7 @@ import msgspec
 
 from paceline.collective.forming import Parts
 from paceline.errors import AddressError, ConnectionLost, DeadlineExceeded, GroupError, HandshakeRefused
+from paceline.fault_points import FaultPoint
 from paceline.wire.card import Card
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
@@ -42,6 +43,7 @@ from paceline.wire.waiting import PLAIN, READ, Wanted, is_ready
 
 AGAIN_S = 0.02  # before another try with a leader that cannot be reached
 LAST_WORD_S = 1.0
+ORDERING: FaultPoint[[str], None] = FaultPoint("the leader says one thing to one of the others")
 
 
 class Missing(msgspec.Struct, frozen=True, tag="missing"):
@@ -262,6 +264,7 @@ class _Leader:
     def _tell_all(self, order: Any, deadline: Deadline) -> None:
         for rank, connection in list(self._came.items()):
             try:
+                ORDERING.reach(type(order).__name__)
                 connection.send("order", order, deadline=deadline)
             except ConnectionLost:
                 self._forget(rank)

@@ -6,6 +6,8 @@ script's own code where only the script failed, and with 128 + n after signal n.
 
 from __future__ import annotations
 
+import signal
+
 ENDED = 0
 FAILED = 1
 # A coordinator that would be of no use if it were started again: it cannot use its folder or its address.
@@ -26,3 +28,13 @@ HALTED = 76
 LOST = 77
 # The run's last state could not be saved: what follows it would go on with an older model.
 UNSAVED = 78
+
+
+def exit_words(code: int) -> str:
+    """How a process ended, as people say it."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

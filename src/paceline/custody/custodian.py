@@ -33,7 +33,7 @@ import msgspec
 
 from paceline.custody import moving, names
 from paceline.custody.moving import CustodyError
-from paceline.custody.partial import Partial, sweep
+from paceline.custody.partial import Partial, free_bytes, sweep
 from paceline.custody.shelf import RetentionRules, Shelf
 from paceline.errors import WireError
 from paceline.wire import calls
@@ -59,6 +59,7 @@ _LOG_NAME = re.compile(r"[a-z][a-z0-9]{0,19}\.(log|json)")
 
 
 class Publication(msgspec.Struct, frozen=True):
+    step: int
     operation: int
     checksums: dict[str, str]
 
@@ -114,12 +115,10 @@ class Custodian:
         if problem := self._may_store(visitor):
             raise CustodyError(problem)
         self._checkpoints.mkdir(parents=True, exist_ok=True)
-        status = os.statvfs(self._checkpoints)
-        free_bytes = status.f_bavail * status.f_frsize
-        if needed_bytes > free_bytes:
+        if needed_bytes > (room_bytes := free_bytes(self._checkpoints)):
             raise CustodyError(
                 f"no room for a checkpoint in {self._checkpoints} of the run's host: it needs {needed_bytes:,} bytes "
-                f"and {free_bytes:,} are free; make room there, or keep fewer checkpoints"
+                f"and {room_bytes:,} are free; make room there, or keep fewer checkpoints"
             )
         if not self._drafts.acquire(blocking=False):
             raise CustodyError(
@@ -138,11 +137,11 @@ class Custodian:
             if not published:
                 draft.remove()
 
-    def publish(self, visitor: Visitor, draft: Partial, operation: int) -> None:
+    def publish(self, visitor: Visitor, draft: Partial, step: int, operation: int) -> None:
         if problem := self._may_store(visitor):
             raise CustodyError(problem)
         with self._lock:
-            draft.publish(names.path_of(self._checkpoints, operation))
+            names.publish(draft, self._checkpoints, step, operation)
         logger.info("keeps the checkpoint of operation %d from %s", operation, visitor.member)
 
     def tidy(self, asked: Tidying) -> list[str]:
@@ -155,9 +154,9 @@ class Custodian:
         return [found.operation for found in names.find(self._checkpoints)]
 
     def open(self, operation: int) -> dict[str, Fd]:
-        path = names.path_of(self._checkpoints, operation)
         opened: dict[str, Fd] = {}
         try:
+            path = names.find_one(self._checkpoints, operation)
             for name in names.FILES:
                 with creating:
                     opened[name] = Fd(os.open(path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -172,7 +171,7 @@ class Custodian:
             moved = []
             for operation in operations:
                 with contextlib.suppress(FileNotFoundError):
-                    moved.append(names.set_aside(names.path_of(self._checkpoints, operation)).name)
+                    moved.append(names.set_aside(names.find_one(self._checkpoints, operation)).name)
             return moved
 
     # -- logs --------------------------------------------------------------------------------------------------------
@@ -274,14 +273,14 @@ class _Visit:
 
     def _publish(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
         asked: Publication = request.read(Publication)
-        if self._draft is None or not 0 <= asked.operation <= names.MAX_OPERATION:
+        if self._draft is None or not names.is_possible(asked.step, asked.operation):
             raise CustodyError(f"there is no checkpoint of operation {asked.operation} to publish")
         if asked.checksums != self._checksums:
             self._drop(published=False)
             raise CustodyError(
                 f"the checkpoint of operation {asked.operation} was changed on its way: checksums differ"
             )
-        self._custodian.publish(self._visitor, self._draft, asked.operation)
+        self._custodian.publish(self._visitor, self._draft, asked.step, asked.operation)
         self._drop(published=True)
         return calls.Reply()
 

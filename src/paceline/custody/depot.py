@@ -1,9 +1,9 @@
 """The side of a worker on another host: its way to the checkpoints in the run's folder.
 
-    held = depot.hold(files, operation, between)   the files of a checkpoint are at the run's host, without a name yet
-    held.publish()                                 its step counts: it gets its name
-    depot.operations()                             which checkpoints are there, newest first
-    depot.fetch(operation, into)                   a copy of one
+    held = depot.hold(files, step, operation, between)   its files are at the run's host, without a name yet
+    held.publish()                                       its step counts: it gets its name
+    depot.operations()                                   which checkpoints are there, newest first
+    depot.fetch(operation, into)                         a copy of one
 
 A connection that breaks is made again, and what was under way is begun again, for as long as `RETRY_S` after the last
 byte that moved: a coordinator that died is back by then. Whatever the custodian refuses is a `CustodyError` at once.
@@ -163,9 +163,9 @@ class Depot:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def hold(self, files: Files, operation: int, between: Between) -> Held:
+    def hold(self, files: Files, step: int, operation: int, between: Between) -> Held:
         """Bring these files to the run's host."""
-        held = Held(self, files, operation)
+        held = Held(self, files, step, operation)
         held.bring(between)
         return held
 
@@ -193,9 +193,10 @@ class Held:
     """A checkpoint at the run's host that has no name yet. It is there as long as its connection is; if that breaks, it
     is brought again when it is published, if its files last that long."""
 
-    def __init__(self, depot: Depot, files: Files, operation: int) -> None:
+    def __init__(self, depot: Depot, files: Files, step: int, operation: int) -> None:
         self._depot = depot
         self._files = files
+        self._step = step
         self._operation = operation
         self._connection: Connection | None = None
         self._checksums: dict[str, str] = {}
@@ -214,7 +215,7 @@ class Held:
                 self._bring(between)
             assert self._connection is not None
             try:
-                asked = Publication(self._operation, self._checksums)
+                asked = Publication(self._step, self._operation, self._checksums)
                 calls.call(self._connection, "publish", asked, deadline=Deadline(CALL_S, f"publishing {self._what}"))
             except WireError:
                 self.close()

@@ -20,9 +20,12 @@ import secrets
 import shutil
 from pathlib import Path
 
+from paceline.fault_points import FaultPoint
 from paceline.wire.descriptors import Fd, creating
 
 PREFIX = ".partial-"
+FREE_BYTES: FaultPoint[[Path], int] = FaultPoint("room is looked for before a file is written")
+NAMING: FaultPoint[[Path], None] = FaultPoint("a checkpoint is complete and synced, and gets its name")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 _libc = ctypes.CDLL(None)
@@ -57,6 +60,7 @@ class Partial:
         time, also for who reads meanwhile; where the file system cannot do that, it is removed first: a death in
         between leaves none of the two, and never half of one."""
         os.fsync(self._fd.fileno())
+        NAMING.reach(final)
         if final.is_dir():
             replaced = _open(final, _FOLDER)
             try:
@@ -106,6 +110,14 @@ def sweep(parent: Path) -> list[Path]:
         finally:
             fd.close()
     return removed
+
+
+def free_bytes(folder: Path) -> int:
+    """What is free on the disk that a folder is on."""
+    if (fewer := FREE_BYTES.reach(folder)) is not None:
+        return fewer
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def sync_folder(path: Path) -> None:

@@ -67,8 +67,8 @@ class Shelf:
         scores.update(new_scores)
         choice = choose(there, scores, self._rules)
         self._write_scores({operation: scores[operation] for operation in choice.keep if operation in scores})
-        self._link("latest", choice.latest)
-        self._link("best", choice.best)
+        self._link("latest", there, choice.latest)
+        self._link("best", there, choice.best)
         doomed = [path for operation, path in sorted(there.items()) if operation not in choice.keep]
         for path in doomed:
             retire(path)
@@ -85,7 +85,7 @@ class Shelf:
         os.replace(fresh, self._folder / SCORES)
         self._scores = scores
 
-    def _link(self, name: str, operation: int | None) -> None:
+    def _link(self, name: str, there: Mapping[int, Path], operation: int | None) -> None:
         link, fresh = self._folder / name, self._folder / f".{name}.new"
         with contextlib.suppress(FileNotFoundError):
             fresh.unlink()
@@ -93,7 +93,7 @@ class Shelf:
             with contextlib.suppress(FileNotFoundError):
                 link.unlink()
             return
-        target = names.path_of(self._folder, operation).name
+        target = there[operation].name
         if not link.is_symlink() or os.readlink(link) != target:
             fresh.symlink_to(target)
             os.replace(fresh, link)

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 from torch._C import _remove_worker_pids
 from torch.multiprocessing import get_sharing_strategy
 
+from paceline.control.exit_codes import exit_words
 from paceline.wire.descriptors import Fd, creating, eventfd, register
 
 logger = logging.getLogger("paceline.data")
@@ -321,14 +322,7 @@ def _exit_code(process: Any, end: Fd) -> int | None:
 
 
 def _how(code: int | None) -> str:
-    if code is None:
-        return "ended"
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return "ended" if code is None else exit_words(code)
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

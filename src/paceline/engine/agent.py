@@ -18,11 +18,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from paceline.control.exit_codes import exit_words
 from paceline.control.messages.agents import AgentDirective, ProcessVitals
 from paceline.control.shell.client import AgentClient, command
 from paceline.control.shell.line import Bell
 from paceline.control.shell.ticket import Ticket
-from paceline.engine.base import Engine, EngineError, Process, exit_words
+from paceline.engine.base import Engine, EngineError, Process
 from paceline.engine.child import CoordinatorChild
 from paceline.engine.events import (
     Action,

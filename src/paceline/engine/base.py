@@ -58,15 +58,3 @@ class Engine(Protocol):
         """Start a worker or a server in one of the agent's slots, which are numbered as `slots.py` says."""
 
     def close(self) -> None: ...
-
-
-def exit_words(code: int) -> str:
-    """How a process ended, as people say it."""
-    import signal
-
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"

@@ -7,14 +7,15 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.control.exit_codes import exit_words
 from paceline.control.journal.journal import JournalError
 from paceline.control.journal.reader import RunReader
-from paceline.engine.base import Process, exit_words
+from paceline.control.tracebacks import TRACEBACK
+from paceline.engine.base import Process
 from paceline.engine.events import RunOutcome
 
 LINES_SHOWN = 30
 MOST_LINES = 100
-_TRACEBACK = "Traceback (most recent call last):"
 _CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -43,7 +44,7 @@ def _of_run(reason: str, folder: Path, ended: Mapping[int, Process]) -> list[str
     lines = (reason or _written_reason(folder)).splitlines()
     failed = [process for process in ended.values() if process.exit_code() not in (0, None)]
     failed.sort(key=lambda process: process.label.startswith("s"))
-    if not failed or any(line.startswith(_TRACEBACK) for line in lines):
+    if not failed or any(line.startswith(TRACEBACK) for line in lines):
         return lines[:1] + lines[1:][-MOST_LINES:]
     return [*lines, *_of_process(failed[0])]
 
@@ -56,7 +57,7 @@ def _written_reason(folder: Path) -> str:
 
 def tail(lines: Sequence[str]) -> list[str]:
     """The last lines; all of the last traceback, with what led to it, if there is one."""
-    found = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    found = [number for number, line in enumerate(lines) if line.startswith(TRACEBACK)]
     if not found:
         return list(lines[-LINES_SHOWN:])
     start = found.pop()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from paceline.control.exit_codes import FULL
-from paceline.engine.base import exit_words
+from paceline.control.exit_codes import FULL, exit_words
 from paceline.engine.slots import AgentRules
 
 

@@ -152,8 +152,8 @@ def runs_in(root: Path) -> Iterator[Path]:
         yield database.parent
 
 
-def find(root: Path, name: str) -> Path:
-    """The run of this name; without one, the only run that is going on."""
+def find(root: Path, name: str, *, or_newest: bool = False) -> Path:
+    """The run of this name; without one, the only run that is going on, or, if none is, the newest."""
     if name:
         if not (root / name / DATABASE).exists():
             raise RunRefused(f"there is no run {name!r} in {root}; {_names(root)}")
@@ -164,6 +164,8 @@ def find(root: Path, name: str) -> Path:
     if live:
         names = ", ".join(folder.name for folder in live)
         raise RunRefused(f"several runs are going on in {root}: {names}; say which with --name")
+    if or_newest and any(was_used(folder) for folder in runs_in(root)):
+        return root / newest(root)
     raise RunRefused(f"no run is going on in {root}; {_names(root)}")
 
 

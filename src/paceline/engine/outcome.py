@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from paceline.control.exit_codes import HALTED, INCOMPLETE, START_AGAIN
-from paceline.engine.base import exit_words
+from paceline.control.exit_codes import HALTED, INCOMPLETE, START_AGAIN, exit_words
 from paceline.engine.events import RunOutcome, RunResult
 from paceline.engine.slots import AgentRules, Slot
 

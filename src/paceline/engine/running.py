@@ -282,7 +282,7 @@ def later(name: str, stopped: str = "") -> str:
 def _how_to_resume(place: ClaimedFolder, resume: Sequence[str] | None) -> list[str]:
     """After what was a person's wish: how to go on, or why that cannot be."""
     if resume and (found := names.find(place.folder / names.FOLDER)):
-        return [f"go on after operation {found[0].operation} with:", f"  {shlex.join(resume)}"]
+        return [f"go on after step {found[0].step} with:", f"  {shlex.join(resume)}"]
     with contextlib.suppress(JournalError), RunReader(place.folder) as reader:
         if not reader.members():
             return ["nothing was saved: no worker had joined the run yet"]
@@ -299,7 +299,7 @@ def _how_to_go_on(place: ClaimedFolder, resume: Sequence[str] | None) -> list[st
     if not found:
         return ["nothing could be saved on this machine; the lines above say why"]
     return [
-        f"the training state after operation {found[0].operation} is in {found[0].path}",
+        f"the training state after step {found[0].step} is in {found[0].path}",
         "if the run goes on elsewhere, join it again; if not, go on from this state, here, with:",
         f"  {shlex.join(resume)}",
     ]

@@ -17,7 +17,7 @@ import math
 import signal
 from collections.abc import Callable, Iterator
 
-from paceline.engine.base import exit_words
+from paceline.control.exit_codes import exit_words
 from paceline.engine.events import Action, PrintLine, Signal, StartProcess
 from paceline.engine.slots import AgentRules, Slot, SlotState
 

@@ -28,9 +28,8 @@ import math
 import signal
 from typing import assert_never
 
-from paceline.control.exit_codes import HALTED, REFUSED, START_AGAIN
+from paceline.control.exit_codes import HALTED, REFUSED, START_AGAIN, exit_words
 from paceline.control.messages.agents import AgentDirective
-from paceline.engine.base import exit_words
 from paceline.engine.coordinator_starts import CoordinatorStarts
 from paceline.engine.events import (
     Action,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import paceline
-from paceline.control.exit_codes import HALTED
+from paceline.control.exit_codes import FAILED, HALTED
 from paceline.control.machines import lost_head
 from paceline.control.machines.member_events import AdoptPlacement, Exit, Fail, Leave, MemberReady
 from paceline.control.machines.server_member import ServerMember, ServingChanged
@@ -26,8 +26,6 @@ from paceline.wire.identity import Identity
 from paceline.wire.reaching import own_address
 
 logger = logging.getLogger("paceline.server")
-
-FAILED = 1
 
 
 class ServerProcess:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.wire.mapping import MADV_POPULATE_WRITE
 from paceline.wire.memory import available_bytes
 
 Slots = npt.NDArray[np.int64]
@@ -29,9 +30,8 @@ SLAB = 65_536
 _MIN_SLAB = 1024
 # Left to the rest of the machine: a server that takes the last page is killed, not refused.
 SPARE_BYTES = 64 * 2**20
-# The module `mmap` learned these names late.
+# The module `mmap` learned this name late.
 _MAP_NORESERVE = 0x4000
-_MADV_POPULATE_WRITE = 23
 
 
 class Column:
@@ -86,7 +86,7 @@ class Column:
     def _populate(self, start: int, num_bytes: int) -> None:
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         try:
-            self._mapping.madvise(_MADV_POPULATE_WRITE, first, start + num_bytes - first)
+            self._mapping.madvise(MADV_POPULATE_WRITE, first, start + num_bytes - first)
         except OSError as error:
             # Older kernels do not know it: there, pages come one at a time when they are first written.
             if error.errno != errno.EINVAL:

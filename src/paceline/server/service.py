@@ -27,6 +27,7 @@ import torch
 
 from paceline.control.messages.members import Serving
 from paceline.errors import PacelineError, ProtocolError, WireError
+from paceline.fault_points import SERVER_CLOSING, FaultPoint
 from paceline.placement.placement import Placement
 from paceline.server.errors import HalfMade
 from paceline.server.keeper import PendingAnswer, RangeKeeper
@@ -49,6 +50,8 @@ ANSWER_S = 60.0
 ADOPT_S = 30.0  # for a placement that another server knows already
 REDIAL_S = 0.05
 REMEDY = "give it more memory, or the run more servers (paceline join CODE --servers 1 -n 0)"
+STORE: FaultPoint[[], TensorStore] = FaultPoint("a server makes what holds its tensors")
+KEEPER: FaultPoint[[str, TensorStore], RangeKeeper] = FaultPoint("a server makes what decides for its ranges")
 NUM_BUCKETS = 8  # of the histogram of staleness: 0, 1, 2 to 3, 4 to 7, ...
 
 
@@ -65,8 +68,8 @@ class ServerService:
     ) -> None:
         self._endpoint = endpoint
         self._me = endpoint.credentials.identity.member
-        self.store = TensorStore()
-        self._keeper = RangeKeeper(self._me, self.store)
+        self.store = STORE.reach() or TensorStore()
+        self._keeper = KEEPER.reach(self._me, self.store) or RangeKeeper(self._me, self.store)
         self._on_change = on_change
         self._on_failure = on_failure
         self._has_failed = False
@@ -323,6 +326,7 @@ class ServerService:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        SERVER_CLOSING.reach(self)
         self._endpoint.close_room(ROOM)
         with self._changed:
             self._is_closed = True

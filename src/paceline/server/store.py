@@ -22,6 +22,8 @@ from paceline.server.tables import Tables
 
 
 class TensorStore:
+    make_block = Block
+
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
         self.tables = Tables()
@@ -58,7 +60,7 @@ class TensorStore:
             self.tables.load(parcel, wanted)
 
     def _make(self, making: Making, parcel: Parcel) -> Block:
-        block = Block(parcel.slice(making.values).clone(), making.section, self._sections[making.section])
+        block = self.make_block(parcel.slice(making.values).clone(), making.section, self._sections[making.section])
         block.load_state({name: parcel.slice(where).clone() for name, where in making.state.items()})
         return block
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from paceline.collective import Group, meeting
 from paceline.collective.meeting import Meeting, Where
 from paceline.engine.reaper import stat_of
+from paceline.testing.eventually import eventually
 from paceline.testing.forking import fork_context
 from paceline.testing.netlab import Host, enter
 
@@ -139,11 +140,24 @@ class Crew:
     def stop(self, rank: int) -> None:
         """SIGSTOP, and wait until the process really stands still."""
         os.kill(self.pid(rank), signal.SIGSTOP)
-        ends_at = time.monotonic() + _STOPPED_S
-        while (stat := stat_of(self.pid(rank))) is None or stat.state != "T":
-            if time.monotonic() > ends_at:
-                raise CrewError(f"rank {rank} does not stop")
-            time.sleep(0.001)
+        self._wait_for_state(rank, "T")
+
+    def bury(self, rank: int) -> None:
+        """Kill it, and wait until it is dead."""
+        self.kill(rank)
+        self.processes[rank].join(_STOPPED_S)
+
+    def wait_blocked(self, *ranks: int) -> None:
+        """Until each of these waits for something: for another member, as a rule, or for its next function."""
+        for rank in ranks:
+            self._wait_for_state(rank, "S")
+
+    def _wait_for_state(self, rank: int, state: str) -> None:
+        def is_there() -> bool:
+            stat = stat_of(self.pid(rank))
+            return stat is not None and stat.state == state
+
+        eventually(is_there, f"rank {rank} is in state {state}", look_s=0.001)
 
     def resume(self, rank: int) -> None:
         os.kill(self.pid(rank), signal.SIGCONT)

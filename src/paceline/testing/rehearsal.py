@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from paceline.control.exit_codes import exit_words
 from paceline.control.journal.journal import DATABASE
 from paceline.control.journal.reader import RunReader
 from paceline.control.machines.coordinator_events import RunSettings
@@ -45,7 +46,6 @@ from paceline.control.shell.client import AgentClient, command
 from paceline.control.shell.config import Config
 from paceline.control.shell.ticket import Ticket
 from paceline.engine import folders
-from paceline.engine.base import exit_words
 from paceline.engine.reaper import stat_of
 from paceline.placement.placement import Placement
 from paceline.testing.account import account_of
@@ -379,6 +379,11 @@ class Rehearsal:
 
 _mouth: list[Connection] = []
 _numbers: list[int] = []
+
+
+def is_here() -> bool:
+    """Whether this process is a worker of a rehearsal."""
+    return bool(_numbers)
 
 
 def worker_number() -> int:

@@ -35,10 +35,11 @@ from paceline.checkpoint.weights import load_weights, weights_of
 from paceline.strategy.loss_calls import spread
 from paceline.train.book import Book
 from paceline.train.callbacks import EpochInfo, RunInfo, StepInfo, Teller, ValidationInfo
+from paceline.train.epoch import Epoch
 from paceline.train.evaluation import Total, Validate
 from paceline.train.frames import boundary
 from paceline.train.rates import Rates
-from paceline.train.session import Epoch, Session
+from paceline.train.session import Session
 from paceline.train.task import EarlyStopping, Task, Validation
 from paceline.train.training_state import frozen_weights
 from paceline.train.warming import warm_up

@@ -160,6 +160,7 @@ def introduce(
         tried=warming.tried_pace(),
         ranges=ranges,
         leased=leased,
+        slot=int(slot) if (slot := os.environ.get("LOCAL_RANK", "")).isdecimal() else 0,
     )
 
 

@@ -41,7 +41,7 @@ class TrainingHost(StrategyHost, Protocol):
 
 
 class TrainingParts(NamedTuple):
-    """`facts` must be alike on all workers."""
+    """`facts` are what must be alike on all workers."""
 
     options: SessionOptions
     model: nn.Module
@@ -103,17 +103,6 @@ def assemble(
         leased=options.mode.is_leased and not is_alone,
         resumes=checkpoints.resume or not is_alone,
     )
-    facts = {
-        "dataset_length": str(batches.length),
-        "the data's fingerprint": fingerprint(data, seed=options.seed)[:16],
-        "global_batch": str(global_batch),
-        "seed": str(options.seed),
-        "the order of samples": batches.sampling.order,
-        "the optimizers": ", ".join(type(one).__name__ for one in optimizers),
-        "the strategy": f"{options.strategy}, {options.consistency}",
-        "batch_norm": options.batch_norm,
-        "the tables": str([msgspec.to_builtins(spec) for spec in gradients.sparse.specs]),
-    }
     return TrainingParts(
         options=options,
         model=model,
@@ -125,8 +114,30 @@ def assemble(
         saver=saver,
         ledger=ledger,
         schedules=Schedules(others),
-        facts=facts,
+        facts=_facts(data, global_batch, options, optimizers, batches, updater),
     )
+
+
+def _facts(
+    data: Any,
+    global_batch: int,
+    options: SessionOptions,
+    optimizers: Sequence[torch.optim.Optimizer],
+    batches: GlobalBatches,
+    updater: Updater,
+) -> dict[str, str]:
+    """What must be alike on all workers."""
+    return {
+        "dataset_length": str(batches.length),
+        "the data's fingerprint": fingerprint(data, seed=options.seed)[:16],
+        "global_batch": str(global_batch),
+        "seed": str(options.seed),
+        "the order of samples": batches.sampling.order,
+        "the optimizers": ", ".join(type(one).__name__ for one in optimizers),
+        "the strategy": f"{options.strategy}, {options.consistency}",
+        "batch_norm": options.batch_norm,
+        "the tables": str([msgspec.to_builtins(spec) for spec in updater.gradients.sparse.specs]),
+    }
 
 
 def _saver(host: TrainingHost, checkpoints: Checkpoints) -> Saver:

@@ -15,7 +15,6 @@ from paceline.checkpoint.pending import Pending, SaveStage
 from paceline.control.messages.plan import NOTHING
 from paceline.custody.depot import Depot
 from paceline.custody.moving import CustodyError
-from paceline.custody.names import path_of
 from paceline.custody.shelf import RetentionRules
 from paceline.errors import CheckpointError, CorruptCheckpoint, Evicted
 from paceline.train.folder_claim import FolderClaim
@@ -132,7 +131,7 @@ class Saver:
         except CheckpointError as error:
             self.check_intact()
             self._source.set_aside([operation])
-            self._on_event("skipped checkpoint", f"{path_of(Path(), operation).name}: {error}")
+            self._on_event("skipped checkpoint", f"operation {operation}: {error}")
             raise Evicted(f"the checkpoint of operation {operation} cannot be read ({error})") from error
         except CustodyError as error:
             raise Evicted(f"the checkpoint of operation {operation} cannot be had ({error})") from error
@@ -153,8 +152,7 @@ class Saver:
         later = [number for number in self._source.operations() if number > operation] if self._folder else []
         self._source.set_aside(later)
         for number in later:
-            name = path_of(Path(), number).name
-            self._on_event("skipped checkpoint", f"{name}: the run starts again from {operation}")
+            self._on_event("skipped checkpoint", f"operation {number}: the run starts again from {operation}")
 
     def is_due(self, steps: int) -> bool:
         if self._folder is None:
@@ -282,6 +280,7 @@ def contents_of(run: str, operation: int, cursor: tuple[int, int], tree: dict[st
     """A checkpoint of a state as `Ledger.gift` gives it."""
     return Contents(
         run=run,
+        step=tree["book"]["steps"],
         operation=operation,
         epoch=cursor[0],
         position=cursor[1],

@@ -38,6 +38,7 @@ from paceline.strategy.batch_norm import BatchNormName
 from paceline.strategy.options import NonFinite, SessionOptions, StrategyName
 from paceline.train import joining
 from paceline.train.book import Mode
+from paceline.train.epoch import Epoch
 from paceline.train.evaluation import Validate
 from paceline.train.evaluator import Decision, Evaluation
 from paceline.train.frames import boundary, boundary_of_loop
@@ -208,7 +209,7 @@ class Session:
                 return
             ledger.in_loop, book.is_stopped = True, False
             try:
-                yield Epoch(self, book.cursor.epoch)
+                yield Epoch(self._run, loop, book.cursor.epoch, self.num_steps_per_epoch)
             except GeneratorExit:
                 self._run.endings.loop_left()
                 raise
@@ -220,13 +221,6 @@ class Session:
                     f"epoch {cursor.epoch} was left at sample {cursor.position} of {length}; leave the loop over "
                     "epochs too, or go through all of its batches"
                 )
-
-    def _batches(self, epoch: int) -> Iterator[Any]:
-        try:
-            yield from self._loop.batches(epoch)
-        except GeneratorExit:
-            self._run.endings.loop_left()
-            raise
 
     @boundary
     def step(self, loss_fn: Callable[..., Any], batch: Any) -> float:
@@ -291,25 +285,6 @@ class Session:
             self.close()
         else:
             self._run.endings.failed(error)
-
-
-class Epoch:
-    """One pass over the data: an iterable of this worker's parts of the global batches that are still to be done."""
-
-    def __init__(self, session: Session, number: int) -> None:
-        self._session = session
-        self.number = number
-
-    def __len__(self) -> int:
-        """The number of steps of the whole epoch."""
-        return self._session.num_steps_per_epoch
-
-    @boundary_of_loop
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._session._batches(self.number)
-
-    def __repr__(self) -> str:
-        return f"Epoch({self.number})"
 
 
 def _is_enough(loop: Loop) -> bool:

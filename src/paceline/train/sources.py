@@ -121,14 +121,16 @@ class Local:
         return contents, bad
 
     def read(self, operation: int) -> Contents:
-        paths = [found.path for found in self._found() if found.operation == operation]
-        return read(paths[0] if paths else names.path_of(self._folders[0], operation))
+        for found in self._found():
+            if found.operation == operation:
+                return read(found.path)
+        raise CheckpointError(f"there is no checkpoint of operation {operation} in {self._folders[0]}")
 
     def set_aside(self, operations: Sequence[int]) -> None:
-        for path, operation in self._found():
-            if operation in operations:
+        for found in self._found():
+            if found.operation in operations:
                 with contextlib.suppress(FileNotFoundError):
-                    names.set_aside(path)
+                    names.set_aside(found.path)
 
     def store(self, rules: RetentionRules) -> CheckpointStore:
         return LocalStore(self._folders[0], rules)
@@ -169,7 +171,7 @@ class Distant:
         newest, bad, is_sure = self._look()
         if newest is not None or not is_sure:
             return []
-        return [Skipped(names.path_of(Path(names.FOLDER), operation), reason) for operation, reason in bad]
+        return [Skipped(Path(names.FOLDER, f"step-*-op-{operation}"), reason) for operation, reason in bad]
 
     def _look(self) -> tuple[Contents | None, list[tuple[int, str]], bool]:
         """The newest one that is intact, those that are not, and whether all that were looked at could be had."""

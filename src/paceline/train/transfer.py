@@ -19,10 +19,12 @@ import torch
 from paceline.checkpoint import tree
 from paceline.collective import Group
 from paceline.errors import ProtocolError
+from paceline.fault_points import FaultPoint
 from paceline.train.staging import Staging
 from paceline.wire.dtypes import DTYPES, name_of, raw_bytes
 
 _TAG = 1
+SENDING: FaultPoint[[int], None] = FaultPoint("a donor has described its state to this rank, and sends the tensors")
 MAX_DESCRIPTION_BYTES = 1 << 30
 _BLOCK_BYTES = 1 << 15
 _SMALL_BYTES = 1 << 16  # tensors up to this size travel together
@@ -65,6 +67,7 @@ def send(group: Group, rank: int, parcel: StateParcel) -> None:
     description = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     group.send(torch.tensor([len(text)]), rank, tag=_TAG)
     group.send(description, rank, tag=_TAG)
+    SENDING.reach(rank)
     small = [tensor for tensor in flat.values() if 0 < tensor.nbytes <= _SMALL_BYTES]
     if small:
         group.send(torch.cat([_as_bytes(tensor) for tensor in small]), rank, tag=_TAG)

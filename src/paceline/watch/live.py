@@ -79,7 +79,7 @@ def picture(look: Look, width: int, height: int) -> RenderableType:
     room = height - len(head) - len(events) - len(notes) - 4
     parts: list[RenderableType] = [*head]
     if look.workers:
-        parts.append(worker_table(look.living_workers, look.workers, width, max(1, min(MAX_MEMBERS, room))))
+        parts.append(worker_table(look.living_workers, look.workers, look.names, width, max(1, min(MAX_MEMBERS, room))))
     parts.extend(notes)
     parts.extend(event_line(event, look.names) for event in events)
     return Group(*parts)
@@ -132,7 +132,7 @@ def figures(look: Look) -> list[str]:
     return parts
 
 
-def worker_table(shown: Sequence[MemberRow], known: Sequence[MemberRow], width: int, most: int) -> Table:
+def worker_table(shown: Sequence[MemberRow], known: Sequence[MemberRow], names: Names, width: int, most: int) -> Table:
     """A line for each worker up to `most`; how many others there are, and what became of those that are gone."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     columns = [("rank", "right"), ("worker", "left"), ("state", "left"), ("samples/s", "right")]
@@ -146,7 +146,7 @@ def worker_table(shown: Sequence[MemberRow], known: Sequence[MemberRow], width: 
         state = state_of(member)
         cells: dict[str, str | Text] = {
             "rank": str(member.rank) if member.rank >= 0 else words.NOT_KNOWN,
-            "worker": Text(words.short(member.member)),
+            "worker": Text(names.short(member.member)),
             "state": Text(state, style=STATE_STYLE.get(state, "")),
             "samples/s": words.rate(member.samples_per_s),
             "share": str(member.share) if member.rank >= 0 else words.NOT_KNOWN,
@@ -185,7 +185,7 @@ def event_line(event: EventRow, names: Names = Names()) -> Text:
 
 
 def event_text(event: EventRow, names: Names = Names()) -> str:
-    """died worker 1f00ab12: process 4711 was killed; warning 1f00ab12: out of memory"""
+    """died worker w1: process 4711 was killed; warning 1f00ab12: out of memory"""
     kind = KIND_WORDS.get(event.kind, event.kind)
     who = ""
     if event.member:

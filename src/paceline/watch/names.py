@@ -1,5 +1,5 @@
-"""What members are called where people read of them: workers by the beginning of their id, servers as `paceline run`
-prints them (s0, s1) where they were started on this machine."""
+"""What members are called where people read of them: as `paceline run` prints them (w0, s0) where they were started on
+this machine, others by the beginning of their id."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ class Names(msgspec.Struct, frozen=True):
     def of(cls, folder: Path, members: Iterable[MemberRow]) -> Names:
         """Of the members of the run in this folder."""
         members = list(members)
-        servers = [row for row in members if row.is_server and is_here(row)]
-        label_of = read_started(folder).label_of if servers else {}
+        label_of = read_started(folder).label_of
         return cls(
             {row.member: row.role for row in members},
-            {row.member: label_of[row.pid] for row in servers if row.pid in label_of},
+            {row.member: label_of[row.pid] for row in members if row.pid in label_of and is_here(row)},
         )
 
     def short(self, member: str) -> str:
-        """s0, or 1f00ab12"""
+        """w0, or 1f00ab12"""
         return self.labels.get(member) or words.short(member)
 
     def with_role(self, member: str) -> str:
-        """server s0, worker 1f00ab12"""
+        """server s0, worker w0, worker 1f00ab12"""
         role = self.roles.get(member, "")
         return f"{role} {self.short(member)}" if role else self.short(member)
 

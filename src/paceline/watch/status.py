@@ -56,7 +56,7 @@ def render(reader: RunReader, console: Console) -> None:
     if look.started:
         console.print(Text(f"started {words.moment(look.started)}, generation {look.generation}, in {look.folder}"))
     if look.workers:
-        console.print(worker_table(look.workers, look.workers, console.width, MAX_MEMBERS))
+        console.print(worker_table(look.workers, look.workers, look.names, console.width, MAX_MEMBERS))
     if look.newcomers:
         line = newcomer_line(look)
         line.no_wrap = False

@@ -7,10 +7,11 @@ import re
 import time
 from collections.abc import Mapping
 
+from paceline.control.tracebacks import without_frames
+
 SHORT_ID = 8
 NOT_KNOWN = "-"
 _ID = re.compile(r"\b[0-9a-f]{16}\b")  # as the wire makes them
-_TRACEBACK = "Traceback (most recent call last):"
 
 
 def clock(at: float) -> str:
@@ -93,8 +94,5 @@ def clean(text: str) -> str:
 
 def one_line(text: str, most: int = 0) -> str:
     """As one line, of at most so many letters; of a traceback what comes before it, and the error."""
-    before, mark, trace = text.partition(_TRACEBACK)
-    if mark and (lines := trace.strip().splitlines()):
-        text = f"{before}{lines[-1]}"
-    line = " ".join(clean(text).split())
+    line = " ".join(clean(without_frames(text)).split())
     return line[: most - 3] + "..." if most and len(line) > most else line

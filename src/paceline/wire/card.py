@@ -8,7 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.fault_points import FaultPoint
 from paceline.wire.endpoint import Endpoint
+
+THIS_HOST: FaultPoint[[], str] = FaultPoint("a process looks whether another one is on its host")
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -42,6 +45,8 @@ class Card(msgspec.Struct, frozen=True):
 
 def this_host() -> str:
     """The same for processes of one boot of one machine in one network namespace, and for nobody else."""
+    if (another := THIS_HOST.reach()) is not None:
+        return another
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = os.stat("/proc/thread-self/ns/net").st_ino
     return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:16]

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConnectionLost, ProtocolError
+from paceline.fault_points import FaultPoint
 from paceline.wire import frame
 from paceline.wire.deadline import Deadline
 from paceline.wire.descriptors import creating, register
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # OpenSSL wants the very same bytes again after "want write"; small pieces also keep one call from hogging a turn.
 TLS_PIECE_BYTES = 1 << 16
 PLAIN_PIECES = 64
+OPENING: FaultPoint[[socket.socket], socket.socket] = FaultPoint("a connection is made of a socket, or of another")
 # TCP waits twice as long after every try in vain: a path that was down for 7 s would be tried again after 12.
 RETRY_MS = 2000
 TCP_RTO_MAX_MS = 44  # Linux 6.15; not in Python's `socket` yet
@@ -38,6 +40,7 @@ class Connection:
     """`peer` is how errors call the other side, e.g. "worker 3f2a at 10.0.0.2:4711"."""
 
     def __init__(self, sock: socket.socket, *, peer: str, waiter: Waiter = PLAIN) -> None:
+        sock = OPENING.reach(sock) or sock
         sock.setblocking(False)
         self._sock = sock
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None

@@ -94,8 +94,8 @@ def connect(address: tuple[str, int] | str, deadline: Deadline, waiter: Waiter) 
         peer = f"{address[0]}:{address[1]}"
         family, target = resolve(*address)
     with creating:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        connection = Connection(sock, peer=peer, waiter=waiter)
+        connection = Connection(socket.socket(family, socket.SOCK_STREAM), peer=peer, waiter=waiter)
+    sock = connection.socket
     try:
         if connection.is_local:
             _connect_local(sock, target, deadline, peer)

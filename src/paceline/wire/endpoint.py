@@ -244,7 +244,7 @@ class Endpoint:
             logger.warning("cannot accept a connection: %s", error)
             self._closing_soon(0.05)
             return
-        origin = _origin_of(connection.peer, sock)
+        origin = _origin_of(connection.peer, connection.socket)
         if not self._admit(origin):
             connection.close()
             return

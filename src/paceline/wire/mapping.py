@@ -13,7 +13,7 @@ PAGE = mmap.PAGESIZE
 
 _FALLOC_KEEP_SIZE = 1
 _FALLOC_PUNCH_HOLE = 2
-_MADV_POPULATE_WRITE = 23
+MADV_POPULATE_WRITE = 23
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -49,7 +49,7 @@ def part_of(buffer: Any, offset: int, num_bytes: int) -> Any:
 
 def populate(address: int, num_bytes: int) -> None:
     """Map pages now instead of one fault at a time later; a hint that older kernels do not know."""
-    _libc.madvise(address, num_bytes, _MADV_POPULATE_WRITE)
+    _libc.madvise(address, num_bytes, MADV_POPULATE_WRITE)
 
 
 def commit(descriptor: int, offset: int, num_bytes: int) -> None:

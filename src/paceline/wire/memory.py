@@ -27,10 +27,12 @@ from pathlib import Path
 import torch
 
 from paceline.errors import OutOfSharedMemory, ProtocolError
+from paceline.fault_points import FaultPoint
 from paceline.wire import mapping
 from paceline.wire.descriptors import Fd, creating
 from paceline.wire.mapping import PAGE
 
+AVAILABLE_BYTES: FaultPoint[[], int] = FaultPoint("memory is looked for before it is taken")
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -177,6 +179,8 @@ def total_bytes() -> int:
 
 def available_bytes() -> int:
     """What this process could still take: of the machine, and of its control group where that is less."""
+    if (fewer := AVAILABLE_BYTES.reach()) is not None:
+        return fewer
     lines = Path("/proc/meminfo").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     available = int(fields["MemAvailable"].split()[0]) * 1024

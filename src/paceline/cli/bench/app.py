@@ -27,11 +27,9 @@ class ScriptOrCommand(TyperGroup):
     """What is no command is a script, with the options of the command `script` before it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self.with_command(args))
-
-    def with_command(self, args: list[str]) -> list[str]:
-        """What was typed, beginning with the name of a command."""
-        return ["script", *args] if args and args[0] not in (*self.commands, "--help") else args
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["script", *args]
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(

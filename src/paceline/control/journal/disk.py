@@ -25,10 +25,11 @@ What is cosmetic is told once.
 from __future__ import annotations
 
 import errno
-import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+
+from paceline.custody import partial
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _LITTLE_BYTES = 1 << 16  # with less, files that SQLite cannot make or extend are taken to lack room
@@ -39,8 +40,7 @@ def free_bytes(path: Path) -> int | None:
     """What is free on the disk that a path is on, or would be; None where that cannot be known."""
     for place in (path, *path.parents):
         try:
-            found = os.statvfs(place)
-            return found.f_bavail * found.f_frsize
+            return partial.free_bytes(place)
         except OSError:
             continue
     return None

@@ -144,8 +144,9 @@ class Happening(NamedTuple):
 
 
 class Journal:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.path = folder / DATABASE
+        self._clock = clock
         self._commit_lock, self._record_lock = threading.Lock(), threading.Lock()
         self._hurry = threading.Event()
         with self._speaking("opened"):
@@ -180,7 +181,7 @@ class Journal:
         members: Iterable[MemberRow] = (),
     ) -> None:
         """All of it is on disk when this returns. A value of None forgets its key. Waits for room on a full disk."""
-        now, plans = time.time(), list(plans)
+        now, plans = self._clock(), list(plans)
         happenings, members = list(happenings), list(members)
         self.patiently(lambda: self._try_commit(changes, happenings, plans, members, now))
         with self._record_lock:
@@ -240,7 +241,7 @@ class Journal:
         needed: bool = False,
     ) -> None:
         """`needed` may use the room that is reserved; all else is refused while the disk is full."""
-        now = time.time()
+        now = self._clock()
         if not needed and (free := free_bytes(self.path)) is not None and free < RESERVE_BYTES // 4:
             raise JournalError(
                 f"{self.path} takes only what must be remembered: {free:,} bytes are free there; make room"
@@ -262,7 +263,7 @@ class Journal:
             database.executemany(_ADOPTED, self._values_of(rows))
 
     def _values_of(self, rows: Iterable[StepRow]) -> list[tuple[object, ...]]:
-        now = time.time()
+        now = self._clock()
         return [
             (operation, at or now, generation, *rest, self._founding_of(generation))
             for operation, generation, *rest, at in map(msgspec.structs.astuple, rows)

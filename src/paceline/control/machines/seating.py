@@ -10,11 +10,11 @@ from paceline.control.messages.plan import Plan, Seat
 
 
 def seats_for(records: Iterable[MemberRecord], latest: Plan | None, shares: Sequence[int] = ()) -> tuple[Seat, ...]:
-    """In the order of the ranks that members have in the latest plan, newcomers after them. Of fixed shares a member
-    keeps its own; newcomers take those that are free, in their order. While some hand over to others there may be more
-    members than shares: the smallest one is then given once more."""
+    """In the order of the ranks that members have in the latest plan, newcomers after them by slot. Of fixed shares a
+    member keeps its own; newcomers take those that are free, in their order. While some hand over to others there may
+    be more members than shares: the smallest one is then given once more."""
     known = {member: rank for rank, member in enumerate(latest.members)} if latest is not None else {}
-    ordered = sorted(records, key=lambda record: known.get(record.member, len(known)))
+    ordered = sorted(records, key=lambda one: (known.get(one.member, len(known)), one.introduction.slot))
     if len(shares) < 2:
         return tuple(_seat(record, shares[0] if shares else 0) for record in ordered)
     had = {seat.member: seat.share for seat in latest.seats} if latest is not None else {}

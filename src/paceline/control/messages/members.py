@@ -15,7 +15,7 @@ class Introduction(msgspec.Struct, frozen=True):
     """Who a member is, and what must be alike on all members: `facts` (versions, sizes, fingerprints) and a line for
     each parameter. `capacity` and `tried` say how fast it may be, as in its seat. `ranges` are the bytes of each range
     that it needs servers to hold; none if it needs no servers. `leased` says that workers do leases, not steps
-    together."""
+    together. `slot` is its number among the workers of its machine, as in w0."""
 
     card: Card
     pid: int
@@ -27,6 +27,7 @@ class Introduction(msgspec.Struct, frozen=True):
     tried: tuple[float, float] | None = None
     ranges: tuple[int, ...] = ()
     leased: bool = False
+    slot: int = 0
 
 
 class Serving(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from paceline.control.ordering import Newest
 from paceline.control.shell.courier import Courier, CourierCallbacks, reach
 from paceline.control.shell.ticket import Ticket
 from paceline.errors import ProtocolError
+from paceline.fault_points import FaultPoint
 from paceline.wire import calls
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
@@ -36,6 +37,7 @@ logger = logging.getLogger("paceline.control")
 
 HEARTBEAT_S = 0.5
 ORPHAN_S = 600.0
+SAYING: FaultPoint[[str, str], bool] = FaultPoint("a member says something of this kind, unless it is to be lost")
 MEMBERS_ROOM, AGENTS_ROOM, COMMANDS_ROOM, CUSTODY_ROOM = "control", "agent", "command", "custody"
 
 Answer = TypeVar("Answer")
@@ -166,7 +168,7 @@ class MemberClient(Generic[AMachine]):
             frames.append(("progress", progress))
         if self.leases is not None and (leases := self.leases.report()) is not None:
             frames.append(("leases", leases))
-        return frames
+        return [frame for frame in frames if not SAYING.reach(report.member, frame[0])]
 
     def speak(self) -> None:
         """Say what is new at once."""

@@ -37,6 +37,7 @@ from paceline.control.machines.coordinator_events import (
 from paceline.control.machines.placement_news import PlacementNews
 from paceline.control.messages.members import Directive
 from paceline.control.shell.switchboard import Switchboard
+from paceline.control.tracebacks import without_frames
 from paceline.errors import ConnectionLost
 
 logger = logging.getLogger("paceline.control")
@@ -118,7 +119,8 @@ class Driver:
         changes = {action.key: action.value for action in actions if isinstance(action, Remember)}
         term = self.machine.standing.term
         notes = [action for action in actions if isinstance(action, Note)]
-        happenings = [Happening(term, *note) for note in notes]
+        # A traceback as a whole is in the log of its worker, and in this process's own.
+        happenings = [Happening(term, note.kind, note.member, without_frames(note.text)) for note in notes]
         happenings += [Happening(term, "placement", "", text) for text in self._moves.news(self.machine.placement)]
         # Who reads of a newcomer finds it among the members.
         newcomers = states_of(self.machine, [note.member for note in notes if note.kind == "joined"])

@@ -24,11 +24,11 @@ import msgspec
 from paceline.control.shell.ticket import Ticket
 from paceline.errors import AddressError, HandshakeRefused
 from paceline.wire import calls
-from paceline.wire.codes import from_code, to_code
+from paceline.wire.codes import AccessCode
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
 from paceline.wire.decoding import decode
-from paceline.wire.dialing import dial, is_loopback
+from paceline.wire.dialing import is_loopback
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
@@ -36,7 +36,6 @@ from paceline.wire.identity import Identity
 if TYPE_CHECKING:
     import torch
 
-PREFIX = "paceline-join1:"
 KEY = "invitation/"
 PORT_KEY = "door port"
 FORGOTTEN_S = 7 * 24 * 3600.0  # until then an expired invitation is answered as such
@@ -58,21 +57,13 @@ class Invited(msgspec.Struct, frozen=True):
     local_only: bool
 
 
-class Code(msgspec.Struct, frozen=True, array_like=True):
-    address: tuple[str, int]
-    secret: bytes
-    fingerprint: bytes
-    tls: bool
+class Code(AccessCode, frozen=True, array_like=True):
+    PREFIX = "paceline-join1:"
+    WHAT = "an invitation"
+
     token_id: str
     token: bytes
     expires: int
-
-    def encode(self) -> str:
-        return to_code(PREFIX, self)
-
-    @classmethod
-    def decode(cls, text: str) -> Code:
-        return from_code(PREFIX, text, cls, "an invitation")
 
 
 class _Visit(msgspec.Struct, frozen=True, array_like=True):
@@ -203,7 +194,7 @@ def enter(text: str, *, deadline: Deadline) -> Ticket:
         elif is_loopback(code.address[0]):
             remedy = (
                 "is the run still going on? It listens on its own machine only: to let others join, start it with "
-                "--host ADDRESS, an address of that machine"
+                "--listen ADDRESS, an address of that machine"
             )
         raise AddressError(f"the invitation leads to nobody: {error}; {remedy}") from error
     except HandshakeRefused as error:
@@ -223,7 +214,7 @@ def _knock(code: Code, deadline: Deadline) -> Connection:
     ends_at = time.monotonic() + min(NOBODY_S, deadline.remaining_s())
     while True:
         try:
-            return dial(mine, code.address, _ROOM, deadline=deadline, tls=code.tls, pin=code.fingerprint)
+            return code.dial(mine, _ROOM, deadline)
         except AddressError:
             if time.monotonic() + NOBODY_PAUSE_S > ends_at or code.expires < time.time():
                 raise

@@ -169,7 +169,7 @@ def checkpoints(folder: Path, schedule: Schedule, *, is_exact: bool) -> Iterator
     from paceline.custody.names import find
     from paceline.errors import CheckpointError
 
-    for path, _ in find(folder) if folder.is_dir() else []:
+    for path in [found.path for found in find(folder)]:
         try:
             contents = read(path)
         except CheckpointError as error:

@@ -9,18 +9,16 @@ stage (`prepare`) has servers call `_write` before they close.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from paceline.fault_points import SERVER_CLOSING
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from paceline.server.store import TensorStore
 
 FOLDER = "PACELINE_CHAOS_COPIES"
-_WATCHED = "paceline.server.service"
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -87,35 +84,12 @@ def num_compared(copies: Sequence[Copy]) -> int:
 def watch() -> None:
     """Nothing is imported here, nor changed, that a server would not have imported in the same order."""
     if FOLDER in os.environ and "paceline.server" in sys.orig_argv:
-        sys.meta_path.insert(0, _Watch())
+        SERVER_CLOSING.action = _write_all
 
 
-class _Watch(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _WATCHED:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                module.ServerService.close = _writing(module.ServerService.close)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _writing(close: Callable[[ServerService], None]) -> Callable[[ServerService], None]:
-    def closing(service: ServerService) -> None:
-        try:
-            with service._changed:
-                _write(service, Path(os.environ[FOLDER]))
-        finally:
-            close(service)
-
-    return closing
+def _write_all(service: ServerService) -> None:
+    with service._changed:
+        _write(service, Path(os.environ[FOLDER]))
 
 
 def _write(service: ServerService, folder: Path) -> None:

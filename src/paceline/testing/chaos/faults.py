@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 from paceline.control.exit_codes import HALTED
+from paceline.custody import names
 from paceline.testing.chaos import expecting, heads
 from paceline.testing.chaos.expecting import evicts, hosts_of
 from paceline.testing.chaos.schedule import Fault, FaultKind
 from paceline.testing.chaos.stage import ChaosRun, ChaosTimeout, Command
+from paceline.testing.faults import fill
 
 SLOW = "20mbit"
 _FILLER = "filler"
@@ -200,17 +200,8 @@ def _victims_behind(stage: ChaosRun, fault: Fault) -> set[int]:
 
 
 def fill_disk(stage: ChaosRun, _: Fault) -> Hit:
-    filler = stage.root(0) / _FILLER
-    _fill(filler)
+    filler = fill(stage.root(0) / _FILLER)
     return Hit(lift=lambda: filler.unlink(missing_ok=True))
-
-
-def _fill(path: Path) -> None:
-    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 12, 1):
-            with contextlib.suppress(OSError):
-                while file.write(b"\0" * size):
-                    pass
 
 
 # -- people ----------------------------------------------------------------------------------------------------------
@@ -282,7 +273,7 @@ def term(stage: ChaosRun, _: Fault) -> Hit:
 
 
 def _newest_checkpoint(stage: ChaosRun) -> str:
-    return max((path.name for path in (stage.folder / "checkpoints").glob("step-*")), default="")
+    return next((found.path.name for found in names.find(stage.folder / names.FOLDER)), "")
 
 
 def wait_ended(

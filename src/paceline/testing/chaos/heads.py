@@ -76,7 +76,7 @@ def _resume_words(guest: Command) -> list[str] | None:
 def _wrong_words(stage: ChaosRun, guest: Command) -> Iterator[str]:
     words = _resume_words(guest) or []
     script = stage.script()
-    where = {name: words[words.index(name) + 1] for name in ("--folder", "--name", "--host") if name in words}
-    right = {"--folder": str(stage.guests(guest.host)), "--name": NAME, "--host": stage.lab[guest.host].address}
+    where = {name: words[words.index(name) + 1] for name in ("--folder", "--name", "--listen") if name in words}
+    right = {"--folder": str(stage.guests(guest.host)), "--name": NAME, "--listen": stage.lab[guest.host].address}
     if where != right or tuple(words[-len(script) :]) != script:
         yield f"{guest} says how to go on with: {shlex.join(words)}; but it is {right} and {shlex.join(script)}"

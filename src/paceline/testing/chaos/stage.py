@@ -29,6 +29,7 @@ from paceline.testing.chaos import copies
 from paceline.testing.chaos.beats import Beats, WorkerBeats
 from paceline.testing.chaos.expecting import Injury, stretch
 from paceline.testing.chaos.schedule import FaultKind, Schedule
+from paceline.testing.faults import small_disk
 from paceline.testing.netlab import Host, Netlab
 
 TOKEN = "PACELINE_CHAOS"
@@ -197,7 +198,7 @@ class ChaosRun:
         servers = schedule.servers_on(0)
         words = ["run", "--plain", "-n", str(schedule.workers), "--restarts", "1000"]
         words += ["--folder", str(self.runs), "--name", NAME]
-        words += ["--host", self._hosts[0].address] if self._hosts else []
+        words += ["--listen", self._hosts[0].address] if self._hosts else []
         words += ["--servers", str(servers), "--replicas", str(schedule.replicas)] if servers else []
         words += ["--resume"] if resume else []
         return self.paceline(0, *words, *self.script(), workers=schedule.workers, servers=servers)
@@ -338,14 +339,15 @@ class ChaosRun:
 
 @contextlib.contextmanager
 def _small_disk(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "paceline-chaos", str(folder)], check=True)
+    """What is on it then stays in the folder."""
+    keep = folder.with_name(f"{folder.name}-kept")
     try:
-        yield
+        with small_disk(folder, DISK):
+            try:
+                yield
+            finally:
+                subprocess.run(["cp", "-a", str(folder), str(keep)], check=False)
     finally:
-        keep = folder.with_name(f"{folder.name}-kept")
-        subprocess.run(["cp", "-a", str(folder), str(keep)], check=False)
-        subprocess.run(["umount", "-l", str(folder)], check=True)
         folder.rmdir()
         keep.rename(folder)
 

@@ -35,8 +35,11 @@ def links(
         str, typer.Option(metavar="CODE", help="What the first host printed; - for stdin, @FILE for a file.")
     ] = "",
     hosts: Annotated[int, typer.Option(help="On the first host: how many there are, itself included.")] = 2,
-    host: Annotated[
-        str, typer.Option(help="On the first host: its address, for the others.", show_default="that of its route")
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="On the first host: its address, for the others.", show_default="that of its route"
+        ),
     ] = "",
     name: Annotated[str, typer.Option(help="What this host is called.", show_default="its own name")] = "",
     wait: Annotated[float, typer.Option(help="Seconds to wait for all hosts.")] = 600.0,
@@ -51,19 +54,19 @@ def links(
             raise BadInput(f"--wait {wait:g}: give seconds, 1 to 86400")
         with contextlib.ExitStack() as stack, terminated_like_ctrl_c():
             called = name or socket.gethostname()
-            gathered = _join(join, called, wait) if join else _invite(stack, hosts, host, called, wait)
+            gathered = _join(join, called, wait) if join else _invite(stack, hosts, listen, called, wait)
             stack.callback(gathered.endpoint.close)
             figures = _measure(gathered)
         _report(figures, json)
 
 
-def _invite(stack: contextlib.ExitStack, hosts: int, host: str, name: str, wait_s: float) -> GatheredHosts:
+def _invite(stack: contextlib.ExitStack, hosts: int, listen: str, name: str, wait_s: float) -> GatheredHosts:
     from paceline.cli.bench.links.gathering import FirstHost
     from paceline.wire.dialing import is_loopback
 
-    address = host or _own_address()
+    address = listen or _own_address()
     if address in ("0.0.0.0", "::"):
-        raise BadInput(f"--host {address} is every address of this machine; give the one that the others use")
+        raise BadInput(f"--listen {address} is every address of this machine; give the one that the others use")
     first = FirstHost(address, name, hosts)
     stack.callback(first.close)
     if is_loopback(address):
@@ -130,6 +133,6 @@ def _own_address() -> str:
             probe.connect(_ELSEWHERE)
         except OSError as error:
             raise BadInput(
-                f"this machine has no way to others ({error.strerror}); say its address with --host"
+                f"this machine has no way to others ({error.strerror}); say its address with --listen"
             ) from error
         return str(probe.getsockname()[0])

@@ -24,10 +24,10 @@ import msgspec
 from paceline.errors import AddressError, ConnectionLost, WireError
 from paceline.wire import calls
 from paceline.wire.card import Card
-from paceline.wire.codes import from_code, to_code
+from paceline.wire.codes import AccessCode
 from paceline.wire.connection import Connection
 from paceline.wire.deadline import Deadline
-from paceline.wire.dialing import dial, is_loopback
+from paceline.wire.dialing import is_loopback
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
@@ -35,7 +35,6 @@ from paceline.wire.identity import Identity
 if TYPE_CHECKING:
     import torch
 
-PREFIX = "paceline-links1:"
 MAX_NAME = 40
 DIAL_S = 15.0
 LOOK_S = 0.3
@@ -47,20 +46,11 @@ _ROOM = "links"
 OnChange = Callable[[Sequence[str]], None]
 
 
-class LinksCode(msgspec.Struct, frozen=True, array_like=True):
+class LinksCode(AccessCode, frozen=True, array_like=True):
     """What the first host prints. It is good for as long as that host waits."""
 
-    address: tuple[str, int]
-    secret: bytes
-    fingerprint: bytes
-    tls: bool
-
-    def encode(self) -> str:
-        return to_code(PREFIX, self)
-
-    @classmethod
-    def decode(cls, text: str) -> LinksCode:
-        return from_code(PREFIX, text, cls, "a code of paceline bench links")
+    PREFIX = "paceline-links1:"
+    WHAT = "a code of paceline bench links"
 
 
 class HostEntry(msgspec.Struct, frozen=True):
@@ -195,7 +185,7 @@ def _hosts_so_far(connection: Connection, entry: HostEntry, deadline: Deadline) 
 def _dial(code: LinksCode, mine: Credentials, deadline: Deadline) -> Connection:
     within = Deadline(min(DIAL_S, deadline.remaining_s()), "reaching the first host")
     try:
-        return dial(mine, code.address, _ROOM, deadline=within, tls=code.tls, pin=code.fingerprint)
+        return code.dial(mine, _ROOM, within)
     except AddressError as error:
         raise AddressError(
             f"the code leads to nobody: {error}; does the first host still wait, and can this one reach it?"

@@ -90,7 +90,7 @@ class Fleet:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def run(self, workers: int, *options: str) -> subprocess.Popen[bytes]:
-        own = ("--plain", *self._where(), "--host", self._hosts[0].address)
+        own = ("--plain", *self._where(), "--listen", self._hosts[0].address)
         return self._start(0, "run", "-n", str(workers), *own, *options, *self._arguments)
 
     def join(self, host: int, workers: int, *options: str) -> subprocess.Popen[bytes]:
