@@ -123,7 +123,7 @@ class PageRun:
             for process, _ in self._background:
                 if process.poll() is None:
                     process.terminate()  # an agent then ends what it has started
-                    print(self._ended(process)[1])
+                    print(_last_words(process))
 
     def _check_background(self) -> None:
         while self._background:
@@ -190,6 +190,14 @@ class PageRun:
         script = self._folder / "snippet.py"
         script.write_text("\n".join(lines))
         run_python(script)
+
+
+def _last_words(process: subprocess.Popen[str]) -> str:
+    try:
+        return process.communicate(timeout=20.0)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()[0]
 
 
 def run_python(script: Path, *arguments: str) -> None:
