@@ -34,7 +34,7 @@ class Table:
     def report(self, member: str, facts: Any = None, **fields: Any) -> None:
         number = self._numbers[member] = self._numbers.get(member, 0) + 1
         card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
-        introduction = Introduction(card, self.pid_of(member), "h", "", facts or {})
+        introduction = Introduction(card, self.pid_of(member), "h", "", facts or {}, slot=fields.pop("slot", 0))
         self.handle(report_of(member, number, 1, introduction=introduction, **fields))
 
     @staticmethod
