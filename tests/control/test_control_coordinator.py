@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -249,6 +250,23 @@ def test_a_founder_that_is_lost_before_the_first_step_is_not_waited_for() -> Non
     plan = table.machine.standing.current
     assert plan is not None
     assert (plan.start, sorted(plan.members)) == (PlanStart.FOUND, sorted(others))
+
+
+@pytest.mark.parametrize("checkpoints", [(0, 0, 0), (0, 0, 4), (0, 7, 4)])
+def test_rank_0_founds_and_all_others_are_given_its_state(checkpoints: tuple[int, int, int]) -> None:
+    """Whoever comes first, in whichever slot: who has the newest checkpoint, of these the lowest slot."""
+    for order in itertools.permutations("ABC"):
+        table = Table(RunSettings(wanted=3, fewest=3))
+        for member in order:
+            slot = "ABC".index(member)
+            table.report(member, phase=Phase.READY, slot=slot, checkpoint=checkpoints[slot])
+        plan = table.machine.standing.current
+        assert plan is not None
+        founder, *others = plan.members
+        assert founder == "ABC"[checkpoints.index(max(checkpoints))]
+        assert others == sorted(others), "the others are in the order of slots"
+        assert plan.gifts == dict.fromkeys(others, founder)
+        assert plan.base == max(checkpoints)
 
 
 def test_a_run_that_begins_waits_for_all_that_are_wanted() -> None:

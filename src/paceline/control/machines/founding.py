@@ -100,7 +100,8 @@ class Founding:
                 memory.note("rollback", founder, f"operations {base + 1} to {standing.reached} are done again")
             else:
                 memory.note("resumed", founder, f"goes on after operation {base}")
-        seats = self._planner.seats(ready)
+        # Rank 0 is the one that founds, whatever slots and earlier ranks say of the others.
+        seats = tuple(sorted(self._planner.seats(ready), key=lambda seat: seat.member != founder.member))
         plan = Plan(generation, PlanStart.FOUND, seats, base, gifts_for(others, [founder]))
         memory.keep(founded=standing.founded + 1, fence=generation, reached=base)
         memory.forget_leases()
