@@ -67,7 +67,8 @@ class Founding:
         if not standing.founded and self._may_have_forgotten():
             return
         self._ready_since = None
-        self._found(sorted(ready, key=lambda record: -record.working.checkpoint)[: self._settings.most])
+        in_order = sorted(ready, key=lambda one: (-one.working.checkpoint, one.introduction.slot))
+        self._found(in_order[: self._settings.most])
 
     def _is_to_wait_for_workers(self, ready: list[MemberRecord], waited_s: float) -> bool:
         if len(ready) < self._settings.fewest:
@@ -98,8 +99,9 @@ class Founding:
                 memory.note("rollback", founder, f"operations {base + 1} to {standing.reached} are done again")
             else:
                 memory.note("resumed", founder, f"goes on after operation {base}")
-        seats = self._planner.seats(ready)
-        plan = Plan(generation, PlanStart.FOUND, seats, base, gifts_for(others, [founder]))
+        # Rank 0 of a founding has the state, and gives it to the others, whatever ranks they had before.
+        seats = sorted(self._planner.seats(ready), key=lambda seat: seat.member != founder.member)
+        plan = Plan(generation, PlanStart.FOUND, tuple(seats), base, gifts_for(others, [founder]))
         memory.keep(founded=standing.founded + 1, fence=generation, reached=base)
         memory.forget_leases()
         if self._settings.servers or self._census.servers:
