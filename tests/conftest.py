@@ -58,19 +58,20 @@ def mount_small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def _left(before: dict[str, set[str]]) -> dict[str, list[str]]:
     now = _present()
     more = {kind: now[kind] - before[kind] for kind in now if now[kind] - before[kind]}
-    if "shared memory" in more and not (more["shared memory"] - _mapped_by_others(more["shared memory"])):
-        del more["shared memory"]
-    return {kind: sorted(names) for kind, names in more.items()}
+    if shared := more.pop("shared memory", None):
+        more["shared memory"] = shared - _of_others(shared)
+    return {kind: sorted(names) for kind, names in more.items() if names}
 
 
-def _mapped_by_others(names: set[str]) -> set[str]:
-    """Which of these a process of another session has: others may test on this machine too."""
+def _of_others(names: set[str]) -> set[str]:
+    """Which of these a process of another session has mapped, or made in its name: others may test here too."""
     found: set[str] = set()
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):  # no process, one that ended, or one that is not ours to see
             if os.getsid(int(process.name)) != os.getsid(0):
                 maps = (process / "maps").read_text()
-                found.update(name for name in names if f"/dev/shm/{name}" in maps)
+                made = f"torch_{process.name}_"
+                found.update(name for name in names if f"/dev/shm/{name}" in maps or name.startswith(made))
     return found
 
 

@@ -552,4 +552,4 @@ def test_a_store_keeps_no_connection_of_a_thread_that_has_ended() -> None:
             thread.start()
             thread.join()
         assert client.add("count", 0) == 10
-        eventually(lambda: len(server._connections) == 1, "the connections of the others end")
+        eventually(lambda: server._callers.num_connections() == 1, "the connections of the others end")

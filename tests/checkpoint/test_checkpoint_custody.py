@@ -200,7 +200,7 @@ def test_a_worker_that_dies_in_the_middle_leaves_nothing(host: Host, tmp_path: P
     connection = host.connect("worker")
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "step-000000006-op-6").iterdir()}
     deadline = Deadline(WAIT_S, "a test")
-    calls.call(connection, "hold", sizes, deadline=deadline)
+    calls.call(connection, "hold", sizes, answer_type=type(None), deadline=deadline)
     connection.send("call", calls.CallBody("fill", b"\xc0"), deadline=deadline)  # type: ignore[arg-type]
     connection.send_all([memoryview(b"x" * 100)], deadline)
     assert len(host.partials()) == 1
@@ -372,12 +372,12 @@ def test_one_that_is_removed_while_it_is_fetched_is_complete_all_the_same(host: 
     write(host.checkpoints, contents(3))
     connection = host.connect("worker")
     deadline = Deadline(WAIT_S, "a test")
-    header, _ = calls.call(connection, "open", 3, deadline=deadline)
+    sizes = calls.call(connection, "open", 3, answer_type=dict[str, int], deadline=deadline)
     (host.checkpoints / "step-000000003-op-3").rename(host.checkpoints / "away")
     for path in (host.checkpoints / "away").iterdir():
         path.unlink()
     partial = Partial(tmp_path)
-    depots._receive_files(connection, header.read_body(dict[str, int]), partial)
+    depots._receive_files(connection, sizes, partial)
     assert_same(read(partial.path), contents(3))
     partial.remove()
     connection.close()
@@ -486,7 +486,7 @@ def test_no_name_leads_out_of_the_folder_of_logs(host: Host, folder: str, name: 
 def test_an_agent_brings_logs_only(host: Host) -> None:
     connection = host.connect("agent")
     with pytest.raises(CallFailed, match="no operation 'hold'"):
-        calls.call(connection, "hold", {}, deadline=Deadline(WAIT_S, "a test"))
+        calls.call(connection, "hold", {}, answer_type=type(None), deadline=Deadline(WAIT_S, "a test"))
     connection.close()
 
 
@@ -494,10 +494,14 @@ def test_what_is_no_checkpoint_is_refused(host: Host) -> None:
     connection = host.connect("worker")
     for sizes in ({}, {"model.safetensors": 3}, {"../x": 1, "state.safetensors": 1, "manifest.json": 1}):
         with pytest.raises(CallFailed, match="not the files of a checkpoint"):
-            calls.call(connection, "hold", sizes, deadline=Deadline(WAIT_S, "a test"))
+            calls.call(connection, "hold", sizes, answer_type=type(None), deadline=Deadline(WAIT_S, "a test"))
     with pytest.raises(CallFailed, match="no checkpoint of operation 5"):
         calls.call(
-            connection, "publish", {"step": 5, "operation": 5, "checksums": {}}, deadline=Deadline(WAIT_S, "a test")
+            connection,
+            "publish",
+            {"step": 5, "operation": 5, "checksums": {}},
+            answer_type=type(None),
+            deadline=Deadline(WAIT_S, "a test"),
         )
     connection.send("call", calls.CallBody("fill", b"\xc0"), deadline=Deadline(WAIT_S, "a test"))  # type: ignore[arg-type]
     with pytest.raises(ConnectionLost):

@@ -385,18 +385,18 @@ def test_checkpoints_are_taken_from_workers_of_the_run_only(tmp_path: Path) -> N
         eventually(lambda: len(first.applied) > 5, "the run to start")
         stranger = connect(running.ticket, Identity(), "custody")
         with contextlib.closing(stranger), pytest.raises(CallFailed, match="no worker of this run"):
-            calls.call(stranger, "hold", sizes, deadline=soon())
+            calls.call(stranger, "hold", sizes, answer_type=type(None), deadline=soon())
         agent = connect(running.ticket, Identity(), "custody", "agent")
         with contextlib.closing(agent), pytest.raises(CallFailed, match="no operation 'hold'"):
-            calls.call(agent, "hold", sizes, deadline=soon())
+            calls.call(agent, "hold", sizes, answer_type=type(None), deadline=soon())
         second.vanish()
         eventually(lambda: status_of(running.ticket, second.name) == "dead", "its death to be known")
         lost = connect(running.ticket, second.credentials.identity, "custody")
         with contextlib.closing(lost), pytest.raises(CallFailed, match="not in the run any more"):
-            calls.call(lost, "hold", sizes, deadline=soon())
+            calls.call(lost, "hold", sizes, answer_type=type(None), deadline=soon())
         alive = connect(running.ticket, first.credentials.identity, "custody")
         with contextlib.closing(alive):
-            calls.call(alive, "hold", sizes, deadline=soon())
+            calls.call(alive, "hold", sizes, answer_type=type(None), deadline=soon())
             assert len(list((tmp_path / "checkpoints").glob(".partial-*"))) == 1
         eventually(lambda: not list((tmp_path / "checkpoints").iterdir()), "nothing to be left of what was not sent")
 

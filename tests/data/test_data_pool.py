@@ -84,13 +84,13 @@ def test_batches_are_the_same_through_kills(killed: str) -> None:
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_nothing_of_loader_workers_is_left(is_asked: bool) -> None:
+def test_nothing_of_loader_workers_is_left(is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name of shared memory, as it is left by one that is killed between making it and taking the name away; and
     folders of multiprocessing."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # that of the machine is others' too
     plan = works(0, 0, batches_of(list(range(8)), 4))
     with Loader(Augmented(), seed=3, options=TWO) as loader:
         loader.fetch(plan[0], after(plan, 0))
-        folders = set(Path(tempfile.gettempdir()).glob("pymp-*"))
         names = [Path(f"/dev/shm/torch_{pid}_123_4") for pid in children()]
         assert len(names) == 2
         for name in names:
@@ -99,7 +99,7 @@ def test_nothing_of_loader_workers_is_left(is_asked: bool) -> None:
             os.kill(children()[0], signal.SIGKILL)
         loader.fetch(plan[1], after(plan, 1))
     assert [name for name in names if name.exists()] == []
-    assert set(Path(tempfile.gettempdir()).glob("pymp-*")) <= folders | {Path(get_temp_dir())}
+    assert set(tmp_path.glob("pymp-*")) <= {Path(get_temp_dir())}
 
 
 @pytest.mark.parametrize("others", [0, 1])

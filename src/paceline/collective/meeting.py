@@ -16,7 +16,6 @@ import threading
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from paceline.collective.group import DEFAULT_TIMEOUT_S, FORMING_S, Group
 from paceline.wire import calls
@@ -74,7 +73,7 @@ class Meeting:
         finally:
             connection.close()
 
-    def _meet(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
+    def _meet(self, request: calls.CallBody) -> object:
         arrival: _Arrival = request.read(_Arrival)
         deadline = Deadline(self._timeout_s, "meeting")
         with self._changed:
@@ -85,7 +84,7 @@ class Meeting:
                 missing = sorted(set(range(self._size)) - set(self._present))
                 deadline.check(f"ranks {missing} to arrive")
                 self._changed.wait(deadline.remaining_s())
-            return calls.Reply(_Roster(self._name, tuple(self._present[rank] for rank in range(self._size))))
+            return _Roster(self._name, tuple(self._present[rank] for rank in range(self._size)))
 
     def _check(self, arrival: _Arrival) -> None:
         if arrival.size != self._size:
@@ -136,8 +135,7 @@ def join(
         endpoint = Endpoint(mine, host=host, tls=invited.tls if where.tls is None else where.tls)
         try:
             arrival = _Arrival(rank, size, Card.of(endpoint, where.host_label))
-            header, _ = calls.call(connection, "meet", arrival, deadline=deadline)
-            roster = header.read_body(_Roster)
+            roster = calls.call(connection, "meet", arrival, answer_type=_Roster, deadline=deadline)
             return Group.form(
                 endpoint,
                 roster.cards,

@@ -22,7 +22,7 @@ Updater = Callable[[torch.Tensor, str, str], object]
 Empty = Callable[[tuple[int, ...]], torch.Tensor]
 
 
-def probe(all_reduce: Updater, empty: Empty, algorithms: Sequence[str], budget_s: float = BUDGET_S) -> CostModel:
+def probe(all_reduce: Updater, empty: Empty, algorithms: Sequence[str]) -> CostModel:
     """`all_reduce(tensor, reduction, algorithm)` and `empty` are those of the group, called on all members."""
     began = time.monotonic()
     points: dict[str, list[tuple[int, float]]] = {algorithm: [] for algorithm in algorithms}
@@ -34,7 +34,7 @@ def probe(all_reduce: Updater, empty: Empty, algorithms: Sequence[str], budget_s
         for algorithm, seconds in zip(algorithms, slowest, strict=True):
             points[algorithm].append((num_bytes, seconds))
         # The next size is at most 16 times as large, and one round of it warms up.
-        if spent_s + sum(slowest) * 16 * (NUM_REPEATS + 1) > budget_s:
+        if spent_s + sum(slowest) * 16 * (NUM_REPEATS + 1) > BUDGET_S:
             break
     return CostModel({algorithm: tuple(found) for algorithm, found in points.items()})
 

@@ -27,7 +27,6 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -40,9 +39,6 @@ from paceline.wire import calls
 from paceline.wire.connection import Connection
 from paceline.wire.descriptors import Fd, creating
 from paceline.wire.handshake import Visitor
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger("paceline.custody")
 
@@ -237,16 +233,16 @@ class _Visit:
         draft, self._draft = self._draft, None
         self._custodian.give_back(draft, published=published)
 
-    def _hold(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
+    def _hold(self, request: calls.CallBody) -> object:
         sizes: dict[str, int] = request.read(dict[str, int])
         if sorted(sizes) != sorted(names.FILES) or not all(0 < size <= MAX_FILE_BYTES for size in sizes.values()):
             raise CustodyError(f"{sizes} are not the files of a checkpoint")
         self._drop(published=False)
         self._draft = self._custodian.draft(self._visitor, sum(sizes.values()))
         self._sizes, self._checksums = sizes, {}
-        return calls.Reply()
+        return None
 
-    def _fill(self, _: calls.CallBody, __: list[torch.Tensor]) -> calls.Reply:
+    def _fill(self, _: calls.CallBody) -> object:
         if self._draft is None:
             self._connection.close()  # bytes follow that nobody has asked for
             raise CustodyError("no checkpoint was announced")
@@ -269,9 +265,9 @@ class _Visit:
         if problem is not None:
             self._drop(published=False)
             raise CustodyError(f"the run's host cannot write the checkpoint: {problem.strerror or problem}")
-        return calls.Reply(self._checksums)
+        return self._checksums
 
-    def _publish(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
+    def _publish(self, request: calls.CallBody) -> object:
         asked: Publication = request.read(Publication)
         if self._draft is None or not names.is_possible(asked.step, asked.operation):
             raise CustodyError(f"there is no checkpoint of operation {asked.operation} to publish")
@@ -282,21 +278,21 @@ class _Visit:
             )
         self._custodian.publish(self._visitor, self._draft, asked.step, asked.operation)
         self._drop(published=True)
-        return calls.Reply()
+        return None
 
-    def _tidy(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
-        return calls.Reply(self._custodian.tidy(request.read(Tidying)))
+    def _tidy(self, request: calls.CallBody) -> object:
+        return self._custodian.tidy(request.read(Tidying))
 
-    def _list(self, _: calls.CallBody, __: list[torch.Tensor]) -> calls.Reply:
-        return calls.Reply(self._custodian.operations())
+    def _list(self, _: calls.CallBody) -> object:
+        return self._custodian.operations()
 
-    def _open(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
+    def _open(self, request: calls.CallBody) -> object:
         for fd in self._opened.values():
             fd.close()
         self._opened = self._custodian.open(request.read(int))
-        return calls.Reply({name: os.fstat(fd.fileno()).st_size for name, fd in self._opened.items()})
+        return {name: os.fstat(fd.fileno()).st_size for name, fd in self._opened.items()}
 
-    def _bytes(self, _: calls.CallBody, __: list[torch.Tensor]) -> calls.Reply:
+    def _bytes(self, _: calls.CallBody) -> object:
         checksums = {}
         try:
             for name, fd in self._opened.items():
@@ -306,15 +302,15 @@ class _Visit:
         except BaseException:
             self._connection.close()  # the visitor takes whatever comes next for bytes of a file
             raise
-        return calls.Reply(checksums)
+        return checksums
 
-    def _aside(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
-        return calls.Reply(self._custodian.aside(request.read(list[int])))
+    def _aside(self, request: calls.CallBody) -> object:
+        return self._custodian.aside(request.read(list[int]))
 
-    def _append(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
-        return calls.Reply(self._custodian.append(request.read(LogPiece)))
+    def _append(self, request: calls.CallBody) -> object:
+        return self._custodian.append(request.read(LogPiece))
 
-    def _shares(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
+    def _shares(self, request: calls.CallBody) -> object:
         asked: Shared = request.read(Shared)
         if not MARK.fullmatch(asked.name):
             raise CustodyError(f"{asked.name!r} is no name of a mark")
@@ -324,8 +320,8 @@ class _Visit:
                     os.open(Path(asked.folder) / asked.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                 )
             try:
-                return calls.Reply(os.read(fd.fileno(), 64) == asked.mark.encode())
+                return os.read(fd.fileno(), 64) == asked.mark.encode()
             finally:
                 fd.close()
         except (OSError, ValueError):
-            return calls.Reply(False)
+            return False

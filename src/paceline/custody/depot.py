@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 from paceline.custody import moving, names
 from paceline.custody.custodian import Publication, Shared, Tidying
 from paceline.custody.moving import CustodyError, Unreached
@@ -92,12 +90,11 @@ class Depot:
             if self._connection is None:
                 self._connection = self._connect(deadline)
             try:
-                header, _ = calls.call(self._connection, operation, arguments, deadline=deadline)
+                return calls.call(self._connection, operation, arguments, answer_type=answer_type, deadline=deadline)
             except WireError:
                 self._connection.close()
                 self._connection = None
                 raise
-            return header.read_body(answer_type)
 
     def persist(
         self,
@@ -175,8 +172,9 @@ class Depot:
         def attempt() -> None:
             connection = self.connect(f"fetching the checkpoint of operation {operation}")
             try:
-                header, _ = calls.call(connection, "open", operation, deadline=Deadline(CALL_S, "opening a checkpoint"))
-                _receive_files(connection, header.read_body(dict[str, int]), into)
+                deadline = Deadline(CALL_S, "opening a checkpoint")
+                sizes = calls.call(connection, "open", operation, answer_type=dict[str, int], deadline=deadline)
+                _receive_files(connection, sizes, into)
             finally:
                 connection.close()
 
@@ -216,7 +214,8 @@ class Held:
             assert self._connection is not None
             try:
                 asked = Publication(self._step, self._operation, self._checksums)
-                calls.call(self._connection, "publish", asked, deadline=Deadline(CALL_S, f"publishing {self._what}"))
+                deadline = Deadline(CALL_S, f"publishing {self._what}")
+                calls.call(self._connection, "publish", asked, answer_type=type(None), deadline=deadline)
             except WireError:
                 self.close()
                 raise
@@ -234,11 +233,9 @@ class Held:
         connection = self._depot.connect(f"bringing {self._what} to the run's host")
         moved_at = 0.0
         try:
-            calls.call(connection, "hold", sizes, deadline=Deadline(CALL_S, f"announcing {self._what}"))
-            deadline = Deadline(CALL_S, f"sending {self._what}")
-            connection.send(
-                "call", calls.CallBody("fill", msgspec.Raw(msgspec.msgpack.encode(None))), deadline=deadline
-            )
+            announcing = Deadline(CALL_S, f"announcing {self._what}")
+            calls.call(connection, "hold", sizes, answer_type=type(None), deadline=announcing)
+            calls.send_call(connection, "fill", deadline=Deadline(CALL_S, f"sending {self._what}"))
 
             def step() -> None:
                 nonlocal moved_at
@@ -276,8 +273,7 @@ class Stalled(WireError):
 def _receive_files(connection: Connection, sizes: dict[str, int], into: Partial) -> None:
     if sorted(sizes) != sorted(names.FILES):
         raise CustodyError(f"the run's host offers {sorted(sizes)}, which is no checkpoint")
-    request = calls.CallBody("bytes", msgspec.Raw(msgspec.msgpack.encode(None)))
-    connection.send("call", request, deadline=Deadline(CALL_S, "asking for a checkpoint"))
+    calls.send_call(connection, "bytes", deadline=Deadline(CALL_S, "asking for a checkpoint"))
     checksums = {}
     for name, num_bytes in sizes.items():
         (into.path / name).unlink(missing_ok=True)  # of an attempt before

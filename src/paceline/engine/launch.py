@@ -63,20 +63,24 @@ def launch(
         by_load=speeds.parse_ranges(ranges),
     )
     hosting.settings()
-    packed = task.pack(function, arguments)
-    root = Path(folder)
+    packed, root = task.pack(function, arguments), Path(folder)
     place = folders.claim(root, name or folders.new_name(root, getattr(function, "__name__", "launch")))
+    return _run(hosting, packed, place)
+
+
+def _run(hosting: running.Hosting, packed: bytes, place: folders.ClaimedFolder) -> list[Any]:
     results = LaunchResults(packed)
     try:
-        job = Job(command=(worker.__file__,), workers=workers, run=place.name)
+        job = Job(command=(worker.__file__,), workers=hosting.workers, run=place.name)
         with running.Lifetime(place) as life:
             outcome = life.host(hosting, running.local_engine(job, place.logs, results.attach))
             is_well = outcome.result in (RunResult.ENDED, RunResult.INTERRUPTED)
             explanation = [] if is_well else life.explanation(outcome)
             shortfall = life.shortfall()
-        if outcome.result is RunResult.ENDED and not strict:
+        if outcome.result is RunResult.ENDED and not hosting.strict:
             running.report(outcome, explanation, place, shortfall=shortfall)
-        return _conclude(outcome, explanation, results, place, workers, shortfall.lines if strict else [])
+        missing = shortfall.lines if hosting.strict else []
+        return _conclude(outcome, explanation, results, place, hosting.workers, missing)
     finally:
         results.close()
         place.close()

@@ -55,11 +55,7 @@ class GroupClient:
     """`on_empty` is called for ranges that are empty, again and again until they are loaded, and may load them."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        check: Check = _nothing,
-        on_empty: Callable[[set[int]], None] | None = None,
+        self, endpoint: Endpoint, *, check: Check = _nothing, on_empty: Callable[[set[int]], None] | None = None
     ) -> None:
         self._endpoint = endpoint
         self._check = check

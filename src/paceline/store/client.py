@@ -65,11 +65,10 @@ class StoreClient:
         deadline = Deadline(CALL_S, f"{operation} in the store")
         connection = self._connection(deadline)
         try:
-            header, _ = calls.call(connection, operation, arguments, deadline=deadline)
+            return calls.call(connection, operation, arguments, answer_type=result, deadline=deadline)
         except BaseException:  # also Ctrl-C
             connection.close()  # an answer that comes late must not be taken for the next one's
             raise
-        return header.read_body(result)
 
     def _connection(self, deadline: Deadline) -> Connection:
         current = threading.current_thread()

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import socket
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from paceline.errors import WireError
 from paceline.store.table import KeyValueTable
 from paceline.wire import calls
 from paceline.wire.card import this_host
@@ -66,29 +61,24 @@ class Waited(msgspec.Struct, frozen=True, array_like=True):
 class StoreServer:
     def __init__(self, *, host: str = "127.0.0.1") -> None:
         self._table = KeyValueTable()
-        self._connections: set[Connection] = set()
-        self._guard = threading.Lock()
         identity, secret, tls = Identity(), secrets.token_bytes(32), not is_loopback(host)
         self._endpoint = Endpoint(Credentials(identity, secret, "store"), host=host, tls=tls)
-        self._endpoint.open_room(ROOM, self._serve)
+        self._callers = calls.Callers(self._serve)
+        self._endpoint.open_room(ROOM, self._callers.welcome)
         self.invitation = StoreInvitation(
             self._endpoint.address, self._endpoint.local_name, this_host(), secret, identity.fingerprint, tls
         )
         self._handlers: dict[str, calls.Handler] = {
-            "set": lambda call, _: self._put(call.read(Pair), self._table.set),
-            "append": lambda call, _: self._put(call.read(Pair), self._table.append),
-            "add": lambda call, _: calls.Reply(self._table.add(*_fields(call, Amount))),
-            "compare_set": lambda call, _: calls.Reply(self._table.compare_set(*_fields(call, CompareAndSet))),
-            "get": lambda call, _: calls.Reply(self._get(call.read(Waited))),
-            "wait": lambda call, _: calls.Reply(self._wait(call.read(Waited))),
-            "check": lambda call, _: calls.Reply(self._table.check(call.read(Waited).keys)),
-            "delete": lambda call, _: calls.Reply(self._table.delete(call.read(str))),
-            "keys": lambda _, __: calls.Reply(self._table.keys()),
+            "set": lambda call: self._table.set(*_fields(call, Pair)),
+            "append": lambda call: self._table.append(*_fields(call, Pair)),
+            "add": lambda call: self._table.add(*_fields(call, Amount)),
+            "compare_set": lambda call: self._table.compare_set(*_fields(call, CompareAndSet)),
+            "get": lambda call: self._get(call.read(Waited)),
+            "wait": lambda call: self._wait(call.read(Waited)),
+            "check": lambda call: self._table.check(call.read(Waited).keys),
+            "delete": lambda call: self._table.delete(call.read(str)),
+            "keys": lambda _: self._table.keys(),
         }
-
-    def _put(self, pair: Pair, put: Callable[[str, bytes], None]) -> calls.Reply:
-        put(pair.key, pair.value)
-        return calls.Reply()
 
     def _get(self, waited: Waited) -> bytes | None:
         return self._table.get(waited.keys[0], _turn(waited))
@@ -97,25 +87,12 @@ class StoreServer:
         return self._table.wait(waited.keys, _turn(waited))
 
     def _serve(self, connection: Connection, _: Visitor) -> None:
-        with self._guard:
-            self._connections.add(connection)
-        try:
-            calls.serve(connection, self._handlers, idle_s=MAX_SECONDS, answer_s=ANSWER_S)
-        except WireError:
-            return  # the visitor's own connection: it will see, and nobody else minds
-        finally:
-            with self._guard:
-                self._connections.discard(connection)
-            connection.close()
+        calls.serve(connection, self._handlers, idle_s=MAX_SECONDS, answer_s=ANSWER_S)
 
     def close(self) -> None:
         self._table.close()
         self._endpoint.close()
-        with self._guard:
-            connections = list(self._connections)
-        for connection in connections:
-            with contextlib.suppress(OSError):  # its thread sees the end, and closes it
-                connection.socket.shutdown(socket.SHUT_RDWR)
+        self._callers.close()
 
     def __enter__(self) -> StoreServer:
         return self

@@ -50,9 +50,9 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.4g}"
 
 
-def count(amount: int, one: str, many: str = "") -> str:
+def count(amount: int, one: str) -> str:
     """1 step, 1,797 steps."""
-    return f"{amount:,} {one if amount == 1 else many or one + 's'}"
+    return f"{amount:,} {one if amount == 1 else one + 's'}"
 
 
 def amount(number: int) -> str:

@@ -6,7 +6,7 @@ handshake     mutual challenge-response over nonces, roles and certificate finge
 identity      a key and a self-signed certificate for each member, pinned by fingerprint
 dialing       reaching others: TCP, and a Unix socket in the abstract namespace
 endpoint      being reached
-calls         request and response, streams of items
+calls         request and response
 codes         codes that people copy, such as invitations: one line with a checksum
 waiting       every wait has a deadline, and every deadline a name (`deadline`)
 descriptors   everything that owns a descriptor, closed in forked children

@@ -181,18 +181,14 @@ class Connection:
         *,
         deadline: Deadline,
         into: Sequence[torch.Tensor] | None = None,
-        into_kind: str | None = None,
         limits: frame.Limits = frame.Limits(),
     ) -> tuple[frame.Header, list[torch.Tensor]]:
-        """The next whole frame. With `into`, its tensors are received straight into those; with `into_kind` too,
-        those of a frame of that kind."""
+        """The next whole frame. With `into`, its tensors are received straight into those."""
         header, payload_bytes = self.receive_header(deadline=deadline, limits=limits)
         if payload_bytes and not header.tensors:
             raise ProtocolError(
                 f"{self.peer} sent a {header.kind!r} frame with {payload_bytes} bytes that no tensor claims"
             )
-        if into_kind is not None and header.kind != into_kind:
-            into = None
         return header, self.receive_tensors(header, deadline=deadline, into=into)
 
     def receive_tensors(

@@ -10,9 +10,8 @@ from paceline.control.ordering import Newest
 class LeaseHolder:
     """A worker's side, for one epoch after the other."""
 
-    def __init__(self, member: str, num_ahead: int = GRANTED_AHEAD) -> None:
+    def __init__(self, member: str) -> None:
         self._member = member
-        self._num_ahead = num_ahead
         self._newest = Newest()
         self.epoch = -1
         self._num_leases = 0
@@ -38,7 +37,7 @@ class LeaseHolder:
         self.is_finished = False
 
     def report(self) -> LeaseReport:
-        wants = 0 if self.is_leaving or self.is_finished else self._num_ahead
+        wants = 0 if self.is_leaving or self.is_finished else GRANTED_AHEAD
         done = tuple(self._done[lease] for lease in sorted(self._done))
         return LeaseReport(
             self._member,

@@ -83,7 +83,6 @@ class MemberClient(Generic[AMachine]):
         credentials: Credentials,
         act: Callable[[Any], None],
         *,
-        progress: ProgressKeeper | None = None,
         on_orphaned: Callable[[], None] = _nothing,
         heartbeat_s: float = HEARTBEAT_S,
         orphan_s: float = ORPHAN_S,
@@ -93,7 +92,7 @@ class MemberClient(Generic[AMachine]):
                 f"the machine is member {machine.name}, the credentials are of {credentials.identity.member}; "
                 "a member can speak only for itself"
             )
-        self.progress = progress or ProgressKeeper(machine.name)
+        self.progress = ProgressKeeper(machine.name)
         self._machine = machine
         self._act = act
         self._lock = threading.Lock()
@@ -276,8 +275,7 @@ def command(
     mine = Credentials(Identity(), ticket.secret, "person")
     connection = reach(ticket, mine, COMMANDS_ROOM, deadline=deadline)
     try:
-        header, _ = calls.call(connection, operation, arguments, deadline=deadline)
-        return header.read_body(answer_type)
+        return calls.call(connection, operation, arguments, answer_type=answer_type, deadline=deadline)
     finally:
         connection.close()
 

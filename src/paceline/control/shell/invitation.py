@@ -17,7 +17,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,9 +31,6 @@ from paceline.wire.dialing import is_loopback
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
-
-if TYPE_CHECKING:
-    import torch
 
 KEY = "invitation/"
 PORT_KEY = "door port"
@@ -155,7 +151,7 @@ class Door:
         finally:
             connection.close()
 
-    def _enter(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
+    def _enter(self, request: calls.CallBody) -> object:
         visit: _Visit = request.read(_Visit)
         with self._lock:
             refusal = self._check(visit)
@@ -164,7 +160,7 @@ class Door:
                 used = msgspec.structs.replace(known, uses_left=known.uses_left - 1)
                 self._remember({KEY + visit.token_id: msgspec.msgpack.encode(used)})
                 self._invitations[visit.token_id] = used
-        return calls.Reply(_Answer(refusal=refusal) if refusal else _Answer(self._ticket))
+        return _Answer(refusal=refusal) if refusal else _Answer(self._ticket)
 
     def _check(self, visit: _Visit) -> str:
         known = self._invitations.get(visit.token_id)
@@ -200,8 +196,8 @@ def enter(text: str, *, deadline: Deadline) -> Ticket:
     except HandshakeRefused as error:
         raise HandshakeRefused(f"another run answers at the address of this invitation ({error}); {_AGAIN}") from error
     try:
-        header, _ = calls.call(connection, "enter", _Visit(code.token_id, code.token), deadline=deadline)
-        answer = header.read_body(_Answer)
+        visit = _Visit(code.token_id, code.token)
+        answer = calls.call(connection, "enter", visit, answer_type=_Answer, deadline=deadline)
     finally:
         connection.close()
     if answer.ticket is None:

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -49,7 +49,7 @@ from paceline.control.shell.client import AGENTS_ROOM, COMMANDS_ROOM, CUSTODY_RO
 from paceline.control.shell.config import VARIABLE, Config
 from paceline.control.shell.driver import Driver
 from paceline.control.shell.invitation import Door
-from paceline.control.shell.switchboard import Callers, Switchboard
+from paceline.control.shell.switchboard import Switchboard
 from paceline.control.shell.ticket import Access, Ticket
 from paceline.custody.custodian import Custodian
 from paceline.errors import AddressError, ConnectionLost, PacelineError, ProtocolError
@@ -62,9 +62,6 @@ from paceline.wire.frame import Header
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
 from paceline.wire.waiting import READ, is_ready
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger("paceline.control")
 
@@ -106,8 +103,8 @@ class CoordinatorService:
             hear=self._hear_member,
         )
         self._agents = Switchboard(("agent",), admit=_ignore, arrived=_ignore, left=_ignore, hear=self._hear_agent)
-        self._people = Callers(self._serve_person)
-        self._keeping = Callers(Custodian(self._folder, self._why_not_store).serve)
+        self._people = calls.Callers(self._serve_person)
+        self._keeping = calls.Callers(Custodian(self._folder, self._why_not_store).serve)
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(FolderLock(self._folder)))
             self._journal = stack.enter_context(contextlib.closing(Journal(self._folder)))
@@ -269,24 +266,22 @@ class CoordinatorService:
         handlers = {"status": self._status, "drain": self._drain, "halt": self._halt, "invite": self._invite}
         calls.serve(connection, handlers, idle_s=COMMAND_S, answer_s=COMMAND_S)
 
-    def _status(self, _: calls.CallBody, __: list[torch.Tensor]) -> calls.Reply:
+    def _status(self, _: calls.CallBody) -> object:
         with self._driver.standing_still() as machine:
             states, standing = states_of(machine), machine.standing
-        return calls.Reply(
-            StatusAnswer(
-                run=self.config.run,
-                term=standing.term,
-                fence=standing.fence,
-                generation=_generation(standing.current),
-                pending=_generation(standing.pending),
-                over=standing.over,
-                reason=standing.reason,
-                halting=standing.halting,
-                members=[described(state) for state in states],
-            )
+        return StatusAnswer(
+            run=self.config.run,
+            term=standing.term,
+            fence=standing.fence,
+            generation=_generation(standing.current),
+            pending=_generation(standing.pending),
+            over=standing.over,
+            reason=standing.reason,
+            halting=standing.halting,
+            members=[described(state) for state in states],
         )
 
-    def _drain(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
+    def _drain(self, request: calls.CallBody) -> object:
         member: str = request.read(str)
         with self._driver.standing_still() as machine:
             known = [record.member for record in [*machine.census.alive, *machine.census.servers]]
@@ -300,18 +295,18 @@ class CoordinatorService:
                 "another has come, or end the run with `paceline stop`"
             )
         self._driver.post(Drain(member))
-        return calls.Reply()
+        return None
 
-    def _halt(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
+    def _halt(self, request: calls.CallBody) -> object:
         """Whether the run was at work: if not, there is no step to wait for."""
         with self._driver.standing_still() as machine:
             is_at_work = machine.standing.current is not None or machine.standing.pending is not None
         self._driver.post(Halt(request.read(str)))
-        return calls.Reply(is_at_work)
+        return is_at_work
 
-    def _invite(self, request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
+    def _invite(self, request: calls.CallBody) -> object:
         valid_s, uses = request.read(tuple[float, int])
-        return calls.Reply(self._door.invite(valid_s, uses))
+        return self._door.invite(valid_s, uses)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -144,36 +143,3 @@ class Switchboard:
             with self._changed:
                 self._num_threads -= 1
                 self._changed.notify_all()
-
-
-class Callers:
-    """Connections on which calls are answered; `serve` answers one visitor until it ends."""
-
-    def __init__(self, serve: Callable[[Connection, Visitor], None]) -> None:
-        self._serve = serve
-        self._changed = threading.Condition()
-        self._connections: set[Connection] = set()
-
-    def welcome(self, connection: Connection, visitor: Visitor) -> None:
-        with self._changed:
-            self._connections.add(connection)
-        try:
-            self._serve(connection, visitor)
-        except WireError as error:
-            logger.info("closed the connection of %s: %s", connection.peer, error)
-        finally:
-            with self._changed:
-                self._connections.discard(connection)
-                connection.close()
-                self._changed.notify_all()
-
-    def num_connections(self) -> int:
-        with self._changed:
-            return len(self._connections)
-
-    def close(self) -> None:
-        with self._changed:
-            for connection in self._connections:
-                with contextlib.suppress(OSError):  # wakes the thread that reads from it
-                    connection.socket.shutdown(socket.SHUT_RDWR)
-            self._changed.wait_for(lambda: not self._connections, 5.0)

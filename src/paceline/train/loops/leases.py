@@ -155,6 +155,7 @@ class LeaseLoop:
                     self._finished_epoch = self._epoch
                     self._ledger.leased(self._ledger.book.steps_before + self._num_leases)
                     self._schedules.end(self._num_leases)
+                    self._ledger.book.num_scheduled = self._schedules.num_moved  # for one that gets the state now
                 return turn
             if turn is not None and self._pull(turn):
                 # What was pulled has all leases below the bound, also if the coordinator has not said so yet.

@@ -17,7 +17,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,9 +30,6 @@ from paceline.wire.dialing import is_loopback
 from paceline.wire.endpoint import Endpoint
 from paceline.wire.handshake import Credentials, Visitor
 from paceline.wire.identity import Identity
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_NAME = 40
 DIAL_S = 15.0
@@ -117,8 +113,8 @@ class FirstHost:
         self._endpoint.close()
 
     def _serve(self, connection: Connection, visitor: Visitor) -> None:
-        def here(request: calls.CallBody, _: list[torch.Tensor]) -> calls.Reply:
-            return calls.Reply(self._note(request.read(HostEntry)))
+        def here(request: calls.CallBody) -> object:
+            return self._note(request.read(HostEntry))
 
         try:
             with contextlib.suppress(WireError):
@@ -169,12 +165,12 @@ def _hosts_so_far(connection: Connection, entry: HostEntry, deadline: Deadline) 
     """Until all are there."""
     while True:
         try:
-            header, _ = calls.call(connection, "here", entry, deadline=Deadline(SILENT_S, "asking the first host"))
+            asking = Deadline(SILENT_S, "asking the first host")
+            hosts = calls.call(connection, "here", entry, answer_type=HostList, deadline=asking)
         except ConnectionLost as error:
             raise ConnectionLost(
                 f"the first host gave up before all were there ({error}); begin again there"
             ) from error
-        hosts: HostList = header.read_body(HostList)
         yield hosts
         if hosts.is_complete:
             return
