@@ -31,10 +31,10 @@ class Table:
         self._settings = settings
         self.machine = Coordinator(self._settings, self.now)
 
-    def report(self, member: str, facts: Any = None, **fields: Any) -> None:
+    def report(self, member: str, facts: Any = None, slot: Any = 0, **fields: Any) -> None:
         number = self._numbers[member] = self._numbers.get(member, 0) + 1
         card = Card(member, "worker", "h", ("", 0), "", b"", False, ())
-        introduction = Introduction(card, self.pid_of(member), "h", "", facts or {}, slot=fields.pop("slot", 0))
+        introduction = Introduction(card, self.pid_of(member), "h", "", facts or {}, slot=slot)
         self.handle(report_of(member, number, 1, introduction=introduction, **fields))
 
     @staticmethod

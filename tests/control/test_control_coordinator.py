@@ -237,6 +237,29 @@ def test_who_has_left_is_no_holder_of_the_state_when_those_it_left_are_gone(tabl
 # -- a founder that is lost, a journal that is lost ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("slots", [(0, 1, 2), (2, 1, 0), (1, 0, 1)])
+def test_rank_0_of_a_founding_gives_to_all_others_in_whatever_order_they_came(slots: tuple[int, ...]) -> None:
+    table = Table(RunSettings(wanted=3, fewest=3))
+    for member, slot in zip("ABC", slots, strict=True):
+        table.report(member, slot=slot, phase=Phase.READY)
+    plan = table.machine.standing.current
+    assert plan is not None
+    first, *others = plan.members
+    assert plan.gifts == dict.fromkeys(others, first)
+
+
+def test_who_has_the_newest_checkpoint_founds_the_run_also_if_others_sat_before_it() -> None:
+    table = Table(RunSettings(wanted=3, fewest=1))
+    for slot, member in enumerate("ABC"):
+        table.report(member, slot=slot, phase=Phase.READY)
+    table.handle(AgentReport("", 1, {}, {table.pid_of("A"): "was killed"}))
+    for member, checkpoint in (("B", 0), ("C", 7)):
+        table.report(member, phase=Phase.READY, plan=1, fenced=2, broken=1, dead=("A",), checkpoint=checkpoint)
+    plan = table.machine.standing.current
+    assert plan is not None
+    assert (plan.start, plan.base, plan.members, plan.gifts) == (PlanStart.FOUND, 7, ("C", "B"), {"B": "C"})
+
+
 def test_a_founder_that_is_lost_before_the_first_step_is_not_waited_for() -> None:
     """Who had a seat goes on at once; the next one joins later."""
     table = Table(RunSettings(wanted=3, fewest=1))

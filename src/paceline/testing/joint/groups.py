@@ -102,6 +102,11 @@ class SimulatedGroup:
             for name in self._names:
                 self._world.after(self._world.delay(), self._complete, self._world.workers[name], done)
 
+    @property
+    def is_delivering(self) -> bool:
+        """Whether all have come to an operation that one of them has not heard the end of yet."""
+        return any(len(self._entered.get(one, {})) == len(self._names) for one in self._waiting.values())
+
     def _complete(self, worker: SimulatedWorker, done: OperationDone) -> None:
         if self._waiting.get(worker.name) != done.operation or worker.name in self._gone:
             return

@@ -85,6 +85,8 @@ class SimulatedHalting:
         if move is OrphanMove.STOP and not machine.stop_asked:
             worker.post(StopRun())
         elif move is OrphanMove.BREAK and machine.plan is not None:
+            if stood_s >= PATIENCE_S and world.group_of(machine.plan).is_delivering:
+                self._working.clear()  # a delay that was longer than its patience
             worker.post(GroupBroke(machine.plan.generation))
         is_waiting = stood_s > 0 or worker.asks_since >= 0
         limit_s = PATIENCE_S + SLACK_S + (PATIENCE_S if is_waiting else 0.0)

@@ -28,7 +28,7 @@ from paceline.testing.joint.truth import Truth, Violation
 from paceline.testing.joint.workers import SimulatedWorker
 
 MOST_EVENTS = 100_000
-QUIET_S = 90.0  # after the faults end, the run must end within this time
+QUIET_S = 120.0  # after the faults end, the run must end within this time; the slowest needs 95 for all of its steps
 AGAIN_S = 0.1  # until TCP tries again over a cable that is cut
 REST_S = 20.0  # and what moves between servers must come to rest within this time
 MOST_EPOCHS = 12
