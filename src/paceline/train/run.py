@@ -315,9 +315,9 @@ class Run:
     def _finish(self, flush_s: float) -> None:
         self.is_closed = True
         self.halting.close()
-        self.endings.close()
         self._parts.close()
         spans.finish()
+        self.endings.close()  # a signal that comes while loader workers end is still one of those that are waited for
         if self._joined is not None:
             self._joined.close(flush_s)
 
