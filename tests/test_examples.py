@@ -218,6 +218,8 @@ def test_every_example_is_tested_here() -> None:
         "elastic.py",
         "elastic_picture.py",
         "fashion.py",
+        "lora.py",
+        "muon.py",
         "ratings.py",
     ]
     assert [path.name for path in sorted(EXAMPLES.glob("*.py"))] == tested

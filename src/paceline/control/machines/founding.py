@@ -93,6 +93,7 @@ class Founding:
         """Anew, or again from the newest checkpoint that one of these has."""
         memory, standing = self._memory, self._memory.standing
         founder, *others = ready
+        others.sort(key=lambda record: record.introduction.slot)
         base = max(founder.working.checkpoint, 0)
         generation = max(standing.newest, standing.fence - 1) + 1
         if standing.founded:
@@ -101,7 +102,7 @@ class Founding:
             else:
                 memory.note("resumed", founder, f"goes on after operation {base}")
         # Rank 0 is the one that founds, whatever slots and earlier ranks say of the others.
-        seats = tuple(sorted(self._planner.seats(ready), key=lambda seat: seat.member != founder.member))
+        seats = tuple(sorted(self._planner.seats([founder, *others]), key=lambda seat: seat.member != founder.member))
         plan = Plan(generation, PlanStart.FOUND, seats, base, gifts_for(others, [founder]))
         memory.keep(founded=standing.founded + 1, fence=generation, reached=base)
         memory.forget_leases()
