@@ -341,6 +341,13 @@ def test_a_coordinator_that_comes_back_with_nothing_gives_hosts_that_it_forgot_t
     assert (plan.start, plan.base, plan.members) == (PlanStart.RECOVER, 6, ("A",))
 
 
+def test_a_founder_that_may_have_done_leases_is_not_founded_over_before_its_group_is_formed() -> None:
+    founder = report_of("A", 1, 1, Phase.READY, plan=1, fenced=1, applied=0, placement=1)
+    assert founding.holds(founder), "what it did is on the servers, and a founding would load them anew"
+    assert not founding.holds(msgspec.structs.replace(founder, placement=0)), "it has done nothing yet"
+    assert not founding.holds(report_of("B", 1, 1, Phase.READY, plan=1, fenced=1, placement=1)), "it has no state"
+
+
 def test_it_does_not_wait_for_them_for_ever() -> None:
     fresh = Table(RunSettings(wanted=1))
     fresh.machine = Coordinator(RunSettings(wanted=1), fresh.now, {}, is_again=True)

@@ -177,9 +177,11 @@ def forgotten(report: Report, standing: CoordinatorState, *, is_known: bool) -> 
 
 
 def holds(report: Report) -> bool:
-    """Whether a member holds the training state. Those who left in order do not: the others may have gone on."""
+    """Whether a member holds the training state. Those who left in order do not: the others may have gone on. A founder
+    does before its group is formed, if it may have done leases on servers by then."""
     working = report.working
-    return working.applied > NOTHING and not working.left and report.phase in (Phase.ACTIVE, Phase.ENDED)
+    is_at_work = report.phase in (Phase.ACTIVE, Phase.ENDED) or (report.phase is Phase.READY and report.placement > 0)
+    return working.applied > NOTHING and not working.left and is_at_work
 
 
 def holders(alive: Iterable[MemberRecord]) -> list[MemberRecord]:
