@@ -121,7 +121,7 @@ def test_a_group_that_works_without_the_coordinators_host_ends_at_a_clean_point(
 # a worker stands still for a while, in the moment in which all know that its step counts and servers do not.
 SERVED = """
 import os, pathlib, sys, time, torch, paceline
-from paceline.strategy.served import ServerAggregation
+from paceline.strategy.served_steps import ServerSteps
 from paceline.testing.counting import Counting
 from paceline.train import halting
 from paceline.train.saving import Checkpoints
@@ -134,7 +134,7 @@ session = paceline.Session(
     model, case.optimizer(model), data=case.data(), global_batch=case.batch, seed=case.seed, strategy=strategy,
     consistency=consistency, checkpoints=Checkpoints(every_s=None),
 )
-apply = ServerAggregation.apply
+apply = ServerSteps.apply
 def hold(served):
     if (place / "hold").exists():
         (place / "holds").touch()
@@ -142,7 +142,7 @@ def hold(served):
             time.sleep(0.01)
     apply(served)
 if os.environ["HOST"] == holder:
-    ServerAggregation.apply = hold
+    ServerSteps.apply = hold
 def loss_fn(numbers):
     time.sleep(0.01)
     return -model(numbers).mean()
