@@ -292,6 +292,26 @@ def test_rank_0_founds_and_all_others_are_given_its_state(checkpoints: tuple[int
         assert plan.base == max(checkpoints)
 
 
+def test_a_switch_that_broke_is_not_forgotten_before_all_of_it_were_heard_again() -> None:
+    """It was made, and of those who made it only one newcomer lives. The coordinator comes back, and hears it last."""
+    table = Table(RunSettings(wanted=1))
+    for member in "AMN":
+        table.report(member, phase=Phase.READY)
+    table.report("A", **WORKING)
+    pending = table.machine.standing.pending
+    assert pending is not None
+    assert pending.members == ("A", "M", "N")
+    table.restart()
+    table.report("X", phase=Phase.READY)
+    table.handle(AgentReport("", 1, {}, {table.pid_of("M"): "was killed"}))
+    table.handle(AgentReport("", 2, {}, {table.pid_of("A"): "was killed"}))
+    broke = {"plan": pending.generation, "broken": pending.generation, "fenced": table.machine.standing.fence}
+    table.report("N", phase=Phase.ACTIVE, applied=6, **broke)
+    plan = table.machine.standing.current
+    assert plan is not None
+    assert (plan.start, plan.base, plan.members) == (PlanStart.RECOVER, 6, ("N",))
+
+
 def test_a_run_that_begins_waits_for_all_that_are_wanted() -> None:
     table = Table(RunSettings(wanted=3, fewest=1))
     for member in "AB":

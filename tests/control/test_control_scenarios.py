@@ -56,7 +56,7 @@ def test_all_may_leave_if_somebody_is_ready_to_take_over(seed: int) -> None:
 
 def hosts_after_parting(seed: int, mutation: Mutation = SOUND) -> list[set[str]]:
     """Of hosts a, b and c, two cannot reach each other for good, and workers come from all: the hosts of each plan that
-    was in force, or prepared, after somebody had been let go for it."""
+    was in force, or prepared, after somebody had been let go for it; without the founding, when all reached all."""
     world = calm_world(seed, mutation)
     for host in "abc":
         world.after(0.0, world.agents[host].start)
@@ -68,7 +68,8 @@ def hosts_after_parting(seed: int, mutation: Mutation = SOUND) -> list[set[str]]
         assert machine is not None
         if any(record.reason.startswith(UNREACHABLE) for record in machine.records.values()):
             plans = [plan for plan in (machine.standing.current, machine.standing.pending) if plan is not None]
-            seated.update({plan.generation: {seat.host for seat in plan.seats} for plan in plans})
+            made = [plan for plan in plans if plan.start is not PlanStart.FOUND]
+            seated.update({plan.generation: {seat.host for seat in plan.seats} for plan in made})
         world.after(0.01, look)
 
     world.after(3.0, look)

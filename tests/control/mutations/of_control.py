@@ -141,7 +141,8 @@ class _LetsHoldersGo(Coordinator):
 
 
 class _BelievesOnlyWhoWorks(Coordinator):
-    """A switch was made while one works in it; a newcomer that has the state, and whose group broke, proves nothing."""
+    """A switch was made while one works in it: neither does a newcomer prove it that has the state, and whose group
+    broke, nor is anybody waited for that has not spoken yet."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -151,6 +152,7 @@ class _BelievesOnlyWhoWorks(Coordinator):
             return any(self._works_in(pending, record) for record in there)
 
         self.census.has_begun = has_begun  # type: ignore[method-assign]
+        self.census.is_any_unheard = lambda pending: False  # type: ignore[method-assign]
 
     @staticmethod
     def _works_in(plan: Plan, record: MemberRecord) -> bool:

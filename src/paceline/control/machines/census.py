@@ -76,6 +76,10 @@ class Census:
         newcomers = (record for record in self.of(pending) if current.rank_of(record.member) < 0)
         return any(record.working.applied > NOTHING for record in newcomers)
 
+    def is_any_unheard(self, pending: Plan) -> bool:
+        """Whether one that lives has not spoken since the coordinator came back: it may have made the switch."""
+        return any(record.fate is None and record.report.number == 0 for record in self.of(pending))
+
     def has_witness(self, newcomer: MemberRecord) -> bool:
         """Whether somebody that lives has the facts that newcomers are compared with."""
         return any(record is not newcomer for record in self.alive)

@@ -42,7 +42,7 @@ class Planner:
         """Prepare the next plan if somebody comes or goes, and no switch is under way that may yet be made."""
         pending = self._memory.standing.pending
         if pending is not None:
-            if not self._census.any_has_fallen(pending):
+            if not self._census.any_has_fallen(pending) or self._census.is_any_unheard(pending):
                 return
             self._blame(pending, [record for record in self._census.of(pending) if current.rank_of(record.member) < 0])
             if not self._withdrawals.may_go_on(current, self._census.of(pending), self._memory.now):

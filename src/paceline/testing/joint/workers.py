@@ -95,6 +95,7 @@ class SimulatedWorker(SimulatedProcess):
             ("w",),
             ranges=(1,) * world.num_ranges,
             leased=world.is_leased,
+            slot=self.pid % 3,
         )
         self.line.connect()
         self.post(MemberReady(introduction, self._newest_checkpoint()))
